@@ -12,7 +12,7 @@ use crate::{
     onnx::decoder::{EMBEDDING, LM_HEAD},
     tensor_file::{Tensor, TensorFile, is_inverse_frequencies},
     values,
-    weight_files::{INDEX, weight_files},
+    weight_files::{INDEX, check_sums, weight_files},
     wrapper,
 };
 
@@ -34,13 +34,14 @@ impl Checkpoint {
     /// read.
     ///
     /// # Errors
-    /// No weights, a broken file (by name), an element type other than fp32, fp16 or bf16, or a parameter that is
-    /// missing, unknown, of another shape, or has values that are not finite (by name); an adapter that cannot be
-    /// opened, or is for other weights.
+    /// No weights, a broken file (by name), a file of a checkpoint that is not what was written, an element type other
+    /// than fp32, fp16 or bf16, or a parameter that is missing, unknown, of another shape, or has values that are not
+    /// finite (by name); an adapter that cannot be opened, or is for other weights.
     pub fn open(model: &ModelDir) -> Result<Self, ExportError> {
         let dir = model.path();
         let mut checkpoint = Self { files: Vec::new(), tensors: HashMap::new(), adapter: None };
         let (files, shard_of) = weight_files(dir)?;
+        check_sums(dir, &files)?;
         files.into_iter().try_for_each(|file| checkpoint.add_file(file))?;
         checkpoint.check_shards(&shard_of, dir)?;
         if model.config().wrapped || checkpoint.is_named_as_in_a_whole() {
@@ -251,6 +252,10 @@ impl Checkpoint {
     /// be lost here.
     fn drop_redundant_head(&mut self, dir: &Path) -> Result<(), ExportError> {
         let (Some(head), Some(embedding)) = (self.tensors.get(LM_HEAD), self.tensors.get(EMBEDDING)) else {
+            // A file that has the head alone is tied the other way round, as transformers does.
+            if let Some(head) = self.tensors.remove(LM_HEAD) {
+                self.tensors.insert(EMBEDDING.to_owned(), head);
+            }
             return Ok(());
         };
         if head.1.dtype != embedding.1.dtype || self.bytes(head) != self.bytes(embedding) {

@@ -136,12 +136,17 @@ fn write(
 }
 
 /// Refuses settings that `config.json` allows and the graph does not.
-pub(crate) fn refuse_unsupported(config: &ModelConfig, options: &ExportOptions) -> Result<(), ExportError> {
+///
+/// # Errors
+/// The first of them, with its value.
+pub fn refuse_unsupported(config: &ModelConfig, options: &ExportOptions) -> Result<(), ExportError> {
     let unsupported =
         |key: &str, value: String, hint: String| Err(ExportError::Unsupported { key: key.into(), value, hint });
     for (key, width) in [("head_dim", Some(config.head_dim)), ("global_head_dim", config.global_head_dim)] {
         if let Some(width) = width.filter(|width| !width.is_multiple_of(HEAD_DIM_MULTIPLE)) {
-            let hint = format!("the attention kernel needs a multiple of {HEAD_DIM_MULTIPLE}");
+            let hint = format!(
+                "the attention kernel needs a multiple of {HEAD_DIM_MULTIPLE}, so no sampler here runs the model"
+            );
             return unsupported(key, width.to_string(), hint);
         }
     }

@@ -35,7 +35,7 @@ pub use cache::{cache_dir, ensure_export, ensure_export_in, renew_export};
 pub use checkpoint::Checkpoint;
 pub use codes::{Codes, NF4};
 pub use error::{ExportError, SourceError};
-pub use export::{DEFAULT_MAX_POSITIONS, ExportOptions, export, export_values};
+pub use export::{DEFAULT_MAX_POSITIONS, ExportOptions, export, export_values, refuse_unsupported};
 pub use hf::{
     fill_adapter_companions, fill_hf, fill_hf_as, fill_hf_scorer, merge, stored_name, version_to_hf, write_hf,
     write_hf_scorer,

@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde::Deserialize;
-use shared::model::model_dir::MOST_BYTES;
+use shared::{model::model_dir::MOST_BYTES, run::checkpoints};
 
 use crate::ExportError;
 
@@ -19,6 +19,20 @@ pub(crate) const INDEX: &str = "model.safetensors.index.json";
 struct ShardIndex {
     /// Tensor name to file name.
     weight_map: BTreeMap<String, String>,
+}
+
+/// Refuses weight files of a checkpoint that are not what was written, by its list of checksums. A folder without a
+/// list passes.
+///
+/// # Errors
+/// The first file that differs, with the way out.
+pub(crate) fn check_sums(dir: &Path, files: &[PathBuf]) -> Result<(), ExportError> {
+    let names = files.iter().filter_map(|file| file.file_name()?.to_str());
+    checkpoints::check_files(dir, names).map_err(|damage| {
+        let list = checkpoints::CHECKSUMS_FILE;
+        let message = format!("{damage}; take another checkpoint, or remove {list} if the change is meant");
+        ExportError::content(dir, message)
+    })
 }
 
 /// The weight files of a directory and, if they are shards, the file of each tensor. As in transformers, a single file

@@ -3,12 +3,11 @@
 use std::path::Path;
 
 use shared::Head;
-use shared_hub::NamedModel;
 
-use super::{Origin, Subject, Trained, licence, place::Place};
+use super::{Model, Origin, Subject, Trained, licence, place::Place};
 
 /// The head, with its two lines.
-pub fn text(named: &NamedModel, trained: Option<&Trained>, origin: &Origin, subject: &Subject<'_>) -> String {
+pub fn text(model: &Model<'_>, trained: Option<&Trained>, origin: &Origin, subject: &Subject<'_>) -> String {
     let mut lines = Vec::new();
     let mut list = |key: &str, values: Vec<String>| {
         if !values.is_empty() {
@@ -48,11 +47,11 @@ pub fn text(named: &NamedModel, trained: Option<&Trained>, origin: &Origin, subj
     list("tags", tags);
     let library = if subject.as_adapter { "peft" } else { "transformers" };
     lines.push(format!("library_name: {library}"));
-    let task = match named.dir().config().head {
+    let task = model.dir.map(|dir| match dir.config().head {
         Head::LanguageModel => "text-generation",
         Head::Score { .. } => "text-classification",
-    };
-    lines.push(format!("pipeline_tag: {task}"));
+    });
+    lines.extend(task.map(|task| format!("pipeline_tag: {task}")));
     let page = base.map(|name| format!("https://huggingface.co/{name}"));
     let folder = origin.folder.as_deref().unwrap_or(Path::new(""));
     let said = if folder.as_os_str().is_empty() { Vec::new() } else { licence::of(folder, page.as_deref()) };

@@ -16,11 +16,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use shared::{
-    RunDir,
+    ModelDir, RunDir,
     config::{TrainConfig, layers, rewards},
     metrics::{self, MetricRecord},
 };
-use shared_hub::NamedModel;
+use shared_hub::{NamedAdapter, NamedModel};
 
 use markdown::{cell, inline};
 use place::Place;
@@ -41,6 +41,27 @@ pub struct Subject<'a> {
     pub base: Option<&'a str>,
 }
 
+/// The model that a card is about.
+#[derive(Debug)]
+pub struct Model<'a> {
+    folder: &'a Path,
+    run: Option<RunDir>,
+    /// Its architecture and templates; none of an adapter whose base is not on this machine.
+    dir: Option<&'a ModelDir>,
+}
+
+impl<'a> From<&'a NamedModel> for Model<'a> {
+    fn from(named: &'a NamedModel) -> Self {
+        Self { folder: named.folder(), run: named.run(), dir: Some(named.dir()) }
+    }
+}
+
+impl<'a> From<&'a NamedAdapter> for Model<'a> {
+    fn from(named: &'a NamedAdapter) -> Self {
+        Self { folder: named.folder(), run: named.run(), dir: None }
+    }
+}
+
 /// The run of a model, as far as its checkpoint has come.
 struct Trained {
     dir: RunDir,
@@ -57,10 +78,10 @@ impl Trained {
     ///
     /// # Errors
     /// Records that cannot be read.
-    fn of(named: &NamedModel) -> Result<Option<Self>> {
-        let Some(dir) = named.run() else { return Ok(None) };
+    fn of(model: &Model<'_>) -> Result<Option<Self>> {
+        let Some(dir) = model.run.clone() else { return Ok(None) };
         let config = layers::load(Some(&dir.config()), &Vec::new()).context("the options of its run")?;
-        let step = step_of(named.folder());
+        let step = step_of(model.folder);
         let until = |records: Vec<MetricRecord>| -> Vec<MetricRecord> {
             let of = |record: &MetricRecord| record.get(metrics::STEP).unwrap_or(0.0) as u64;
             records.into_iter().filter(|record| step.is_none_or(|step| of(record) <= step)).collect()
@@ -84,12 +105,13 @@ fn step_of(folder: &Path) -> Option<u64> {
 ///
 /// # Errors
 /// A run whose options or records cannot be read, by the name of the file.
-pub fn text(named: &NamedModel, subject: &Subject<'_>) -> Result<String> {
-    let trained = Trained::of(named)?;
-    let origin = Origin::of(named, trained.as_ref(), subject);
-    let mut card = front::text(named, trained.as_ref(), &origin, subject);
+pub fn text<'a>(model: impl Into<Model<'a>>, subject: &Subject<'_>) -> Result<String> {
+    let model = model.into();
+    let trained = Trained::of(&model)?;
+    let origin = Origin::of(&model, trained.as_ref(), subject);
+    let mut card = front::text(&model, trained.as_ref(), &origin, subject);
     card.push_str(&format!("\n# {}\n\n{}", inline(subject.title), introduction(trained.as_ref(), &origin, subject)));
-    card.push_str(&usage::text(named, trained.as_ref().map(|trained| &trained.config), subject));
+    card.push_str(&usage::text(&model, trained.as_ref().map(|trained| &trained.config), subject));
     if let Some(trained) = &trained {
         card.push_str(&method(trained));
         card.push_str(&reward_functions(&trained.config));
@@ -112,12 +134,13 @@ struct Origin {
 }
 
 impl Origin {
-    fn of(named: &NamedModel, trained: Option<&Trained>, subject: &Subject<'_>) -> Self {
-        let first = match trained {
-            Some(trained) => Some(trained.config.model.clone()),
-            None if named.dir().adapter().is_some() => Some(named.dir().path().to_owned()),
+    fn of(model: &Model<'_>, trained: Option<&Trained>, subject: &Subject<'_>) -> Self {
+        let first = match (trained, model.dir) {
+            (Some(trained), _) => Some(trained.config.model.clone()),
+            (None, Some(dir)) if dir.adapter().is_some() => Some(dir.path().to_owned()),
             // A folder of the Hub's cache is that model itself.
-            None => Some(named.folder().to_owned()).filter(|folder| shared_hub::name_in_cache(folder).is_some()),
+            (None, Some(_)) => Some(model.folder.to_owned()).filter(|it| shared_hub::name_in_cache(it).is_some()),
+            (None, None) => None,
         };
         let said = subject.base.map(|name| Place::Hub { name: name.to_owned(), commit: None });
         let lineage = first.as_deref().map(place::lineage).unwrap_or_default();

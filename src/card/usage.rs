@@ -1,17 +1,16 @@
 //! How a model is used, as lines of Python.
 
 use shared::{Head, config::TrainConfig};
-use shared_hub::NamedModel;
 
-use super::{Subject, markdown::block};
+use super::{Model, Subject, markdown::block};
 
 /// The section; nothing for a reward model.
-pub fn text(named: &NamedModel, config: Option<&TrainConfig>, subject: &Subject<'_>) -> String {
-    if matches!(named.dir().config().head, Head::Score { .. }) {
+pub fn text(model: &Model<'_>, config: Option<&TrainConfig>, subject: &Subject<'_>) -> String {
+    if model.dir.is_some_and(|dir| matches!(dir.config().head, Head::Score { .. })) {
         return String::new();
     }
     let name = quoted(subject.repo.unwrap_or("FOLDER_OR_NAME"));
-    let talks = named.dir().chat_template().is_ok_and(|template| template.is_some());
+    let talks = model.dir.is_some_and(|dir| dir.chat_template().is_ok_and(|template| template.is_some()));
     let system = config.and_then(|config| config.system_prompt.as_deref());
     let prompt = match (talks, system) {
         (true, Some(system)) => format!(

@@ -82,9 +82,16 @@ pub fn overrides(commands: &[shell::Command]) -> Result<(Vec<Entry>, Vec<String>
             )
         }));
     }
-    let words = runs.iter().flat_map(|command| command.script).chain(lists.iter().flat_map(|list| &list.words));
+    let of_runs = runs.iter().flat_map(|command| command.script.iter().map(|word| (command.line, word)));
+    let of_lists = lists.iter().flat_map(|list| list.words.iter().map(|word| (list.line, word)));
     let mut entries: Vec<Entry> = Vec::new();
-    for word in words {
+    for (line, word) in of_runs.chain(of_lists) {
+        if let Some(key) = deleted(word) {
+            let is_below = |known: &str| known.strip_prefix(key).is_some_and(|rest| rest.starts_with('.'));
+            entries.retain(|known| known.key != key && !is_below(&known.key));
+            entries.push(Entry::deleted(key, line, word));
+            continue;
+        }
         let Some((key, value)) = dotted(word) else {
             if let Some(unset) = word.unset().filter(|_| !word.starts_with('-')) {
                 bail!("{unset}, and it stands for whole words; write them out");
@@ -106,6 +113,20 @@ fn dotted(word: &str) -> Option<(&str, usize)> {
     let is_key = key.contains('.') && !key.starts_with('.') && !key.starts_with('-');
     let letters = key.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '/'));
     (is_key && letters).then_some((key, written.len() + 1))
+}
+
+fn is_override(word: &str) -> bool {
+    dotted(word).is_some() || deleted(word).is_some()
+}
+
+/// The key that an override takes away, `~a.b` or `~a.b=value`. The shell leaves such a word as it is where no user has
+/// that name.
+fn deleted(word: &str) -> Option<&str> {
+    let written = word.strip_prefix('~')?;
+    let key = written.split_once('=').map_or(written, |(key, _)| key);
+    let is_key = key.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
+    let letters = key.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_'));
+    (is_key && letters).then_some(key)
 }
 
 /// The error for a script with a command that takes some of TRL's flags and more that are not TRL's.
@@ -186,7 +207,7 @@ impl<'a> Command<'a> {
                 if !USUAL.contains(&value.trim_end_matches(".yaml")) {
                     notes.push(format!("line {}: `{name} {}` is not read; {compose}", self.line, OneLine(value)));
                 }
-            } else if name.starts_with('-') || word.trim().is_empty() || dotted(word).is_some() {
+            } else if name.starts_with('-') || word.trim().is_empty() || is_override(word) {
             } else if beside.is_some() {
                 notes.push(format!(
                     "line {}: `{}` chooses a file of the configuration, which is not read; {compose}",
@@ -205,7 +226,7 @@ impl<'a> Command<'a> {
         let mut given = launcher;
         put(&mut given, flags(self.script.iter())?);
         let mut entries = Vec::new();
-        for Entry { key, value, unset } in &given {
+        for Entry { key, value, unset, .. } in &given {
             let Some(name) = value.as_str() else { continue };
             if let (Some(unset), "config" | "config_file" | "accelerate_config") = (unset, key.as_str()) {
                 bail!("--{key} {}: {unset}", OneLine(name));
@@ -279,7 +300,7 @@ fn flags<'a>(words: impl Iterator<Item = &'a Word>) -> Result<Vec<Entry>> {
             several => {
                 let unset = several.iter().find_map(Word::unset).cloned();
                 let list: Vec<Value> = several.iter().map(|word| read::scalar(word)).collect();
-                Entry { key, value: list.into(), unset }
+                Entry { key, value: list.into(), unset, deleted: false }
             }
         };
         put(&mut entries, vec![entry]);

@@ -28,19 +28,30 @@ pub struct Entry {
     pub value: Value,
     /// The unknown part of the value, where a script leaves it open.
     pub unset: Option<Rc<Unset>>,
+    /// Whether an override takes the key away (`~key` in Hydra); `unset` has the words on it.
+    pub deleted: bool,
 }
 
 impl Entry {
     /// A key with a value that is known.
     pub fn new(key: impl Into<String>, value: impl Into<Value>) -> Self {
-        Self { key: key.into(), value: value.into(), unset: None }
+        Self { key: key.into(), value: value.into(), unset: None, deleted: false }
+    }
+
+    /// A key that `word` of a line takes away.
+    pub fn deleted(key: &str, line: usize, word: &str) -> Self {
+        let unset = Some(Rc::new(Unset::deleted(line, word)));
+        Self { key: key.to_owned(), value: Value::Null, unset, deleted: true }
     }
 
     /// A key with a word of a script as its value; the value is converted if the whole word is known.
     pub fn of_word(key: String, word: &Word, value: impl Fn(&str) -> Value) -> Self {
         match word.unset() {
-            Some(unset) => Self { key, value: Value::String(word.to_string()), unset: Some(Rc::clone(unset)) },
-            None => Self { key, value: value(word), unset: None },
+            Some(unset) => {
+                let unset = Some(Rc::clone(unset));
+                Self { key, value: Value::String(word.to_string()), unset, deleted: false }
+            }
+            None => Self::new(key, value(word)),
         }
     }
 }
@@ -117,14 +128,31 @@ fn is_named_as_mapping(path: &Path) -> bool {
 }
 
 fn mapping(text: &str) -> Result<Vec<Entry>> {
-    let value: Value =
-        serde_saphyr::from_str(text).map_err(|e| anyhow::anyhow!("is no valid YAML: {}", one_line(&e.to_string())))?;
+    let value: Value = serde_saphyr::from_str(text).map_err(|error| anyhow::Error::msg(fault(&error)))?;
     let Value::Object(map) = value else {
         bail!(NOTHING);
     };
     let mut entries = Vec::new();
     flatten("", map, &mut entries);
     Ok(entries)
+}
+
+/// The fault of a mapping. The parser takes some for a matter of its own settings, and names those.
+fn fault(error: &serde_saphyr::Error) -> String {
+    use serde_saphyr::Error;
+    let words = match error.without_snippet() {
+        Error::DuplicateMappingKey { key: Some(key), .. } => format!("`{key}` is given twice"),
+        Error::DuplicateMappingKey { key: None, .. } => "a key is given twice".to_owned(),
+        Error::NonFiniteFloat { value, .. } => {
+            format!("`{value}` is no finite number, and no option takes another; write one, or leave the key out")
+        }
+        Error::RecursiveReferencesRequireWeakTypes { .. } => {
+            "an anchor refers to itself; write the value out".to_owned()
+        }
+        Error::MultipleDocuments { .. } => "a second document begins; keep one of them".to_owned(),
+        _ => return format!("is no valid YAML: {}", one_line(&error.to_string())),
+    };
+    error.location().map_or(words.clone(), |at| format!("line {}: {words}", at.line()))
 }
 
 fn one_line(message: &str) -> String {
@@ -296,7 +324,11 @@ mod tests {
             ("- a\n- b\n", "must hold a mapping"),
             ("just words", "must hold a mapping"),
             ("a: [1, 2\nb: 3", "no valid YAML"),
-            ("a: 1\na: 2", "no valid YAML"),
+            ("a: 1\na: 2", "line 2: `a` is given twice"),
+            ("a: {b: 1, b: 2}", "line 1: `b` is given twice"),
+            ("a: 1\nb: -.inf", "line 2: `-.inf` is no finite number, and no option takes another; write one, or"),
+            ("a: &x\n  b: *x", "line 2: an anchor refers to itself; write the value out"),
+            ("a: 1\n---\nb: 2", "line 3: a second document begins; keep one of them"),
             ("{}", "no options"),
         ] {
             let message = of(text).unwrap_err().to_string();

@@ -100,6 +100,17 @@ fn a_config_of_trl() {
     assert!(!toml.contains("max_steps") && toml.contains("\ntemperature = 0.9\n"), "{toml}");
 }
 
+/// In the other systems an empty text is false, so it says as little as an absent one.
+#[test]
+fn an_empty_text_counts_as_absent() {
+    let texts = "model_name_or_path: m\ndataset_name: d\nreward_funcs: r.py\nrun_name: \"\"\n\
+        resume_from_checkpoint: \"\"\n";
+    let (_, found) = import(texts);
+    let absent = ["run_name (absent)", "resume_from_checkpoint (absent)"];
+    assert!(absent.iter().all(|name| found.mapped.iter().any(|(_, option)| option == name)), "{:?}", found.mapped);
+    found.config.validate().unwrap();
+}
+
 /// The Trainer counts optimiser updates. With two passes over each of 4 updates, one of our steps has 8 of them, so 100
 /// are 12.5 steps.
 #[test]

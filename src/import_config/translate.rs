@@ -71,7 +71,11 @@ pub fn translate(entries: &[Entry], rules: Rules) -> Translation {
         translation.take(&mut overrides, "", option, &Value::from(*value));
     }
     let mut doubts: Vec<&str> = Vec::new();
-    for Entry { key, value, unset } in entries {
+    for Entry { key, value, unset, deleted } in entries {
+        if let (Some(unset), true) = (unset, *deleted) {
+            translation.delete(&mut overrides, key, rules, &unset.to_string());
+            continue;
+        }
         if let (Some(unset), Some(rule)) = (unset, rules.find(key)) {
             let option = match rule {
                 Rule::Option(option) | Rule::Convert(option, _) => option,
@@ -122,8 +126,12 @@ pub fn translate(entries: &[Entry], rules: Rules) -> Translation {
     }
     let options: Options = (rules.combine)(&get);
     for (option, value) in options {
-        // A value that a script leaves open is refused under its own key.
-        if !entries.iter().any(|entry| entry.unset.is_some() && entry.value == value) {
+        // A value that a script leaves open is refused under its own key, and so is one that it deletes.
+        let is_refused = |entry: &Entry| match entry.deleted {
+            true => rules.keys.given_as(&entry.key) == option,
+            false => entry.unset.is_some() && entry.value == value,
+        };
+        if !entries.iter().any(is_refused) {
             translation.take(&mut overrides, TOGETHER, &option, &value);
         }
     }
@@ -151,9 +159,10 @@ pub fn as_given(mut config: TrainConfig, overrides: &layers::Overrides) -> Train
 
 impl Translation {
     fn take(&mut self, overrides: &mut layers::Overrides, key: &str, option: &str, value: &Value) {
-        let Some(text) = text(value) else {
-            // An absent value counts as not given: the value of another key stands, and so does a default of theirs,
-            // unless being absent is a value of the option.
+        let is_given = |text: &String| !text.is_empty() || config::option(option).is_some_and(|it| it.may_be_empty);
+        let Some(text) = text(value).filter(is_given) else {
+            // An absent value, or an empty one where an empty text says nothing, counts as not given: the value of
+            // another key stands, and so does a default of theirs, unless being absent is a value of the option.
             let given = self.mapped.iter().any(|(from, known)| !from.is_empty() && known == option);
             if !given && may_be_absent(option) {
                 overrides.retain(|(known, _)| known != option);
@@ -181,6 +190,25 @@ impl Translation {
                 overrides.push(given);
             }
             Err(wrong) => self.refuse(key, option, &format!("`{option}` {wrong}")),
+        }
+    }
+
+    /// Records a key that was deleted, so that no default of the dialect stands for its option. A key that counts with
+    /// others has a default there that nothing here can take out of the account, so its option is wanted.
+    fn delete(&mut self, overrides: &mut layers::Overrides, key: &str, rules: Rules, words: &str) {
+        match rules.find(key) {
+            Some(Rule::Option(option) | Rule::Convert(option, _)) => {
+                let is_default = self.mapped.iter().any(|(from, known)| from.is_empty() && known == option);
+                if is_default {
+                    overrides.retain(|(known, _)| known != option);
+                    self.mapped.retain(|(from, known)| !(from.is_empty() && known == option));
+                }
+                self.leave_out(key, &format!("{words}; `{option}` is as if nothing had been said"));
+            }
+            Some(Rule::Combined) if !accelerate::counts(key) => {
+                self.refuse(key, rules.keys.given_as(key), &format!("{words}, and what takes its place is not known"));
+            }
+            _ => self.leave_out(key, words),
         }
     }
 

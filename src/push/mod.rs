@@ -2,12 +2,15 @@
 
 mod files;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use anyhow::{Context, Result, bail};
-use exporters::Checkpoint;
+use exporters::{AdapterConfig, Checkpoint};
 use shared::run::checkpoints;
-use shared_hub::{Hub, NamedModel, PushFile, PushOrder, Pushed, check_names};
+use shared_hub::{Hub, NamedAdapter, NamedModel, NamedModelError, PushFile, PushOrder, Pushed, check_names};
 
 use crate::{
     card::{self, Subject, place::Place},
@@ -44,6 +47,67 @@ pub struct Args {
     dry_run: bool,
 }
 
+/// What is sent.
+enum Source {
+    Model(NamedModel),
+    /// An adapter goes without its base, so the base need not be on this machine.
+    Adapter(NamedAdapter),
+}
+
+impl Source {
+    fn find(named: &Path) -> Result<Self> {
+        let error = match NamedModel::find(named) {
+            Ok(model) => return Ok(Self::Model(model)),
+            Err(error) => error,
+        };
+        let alone = match &error {
+            NamedModelError::Directory(_) => NamedAdapter::find(named)?,
+            _ => None,
+        };
+        Ok(Self::Adapter(alone.ok_or(error)?))
+    }
+
+    fn folder(&self) -> &Path {
+        match self {
+            Self::Model(model) => model.folder(),
+            Self::Adapter(adapter) => adapter.folder(),
+        }
+    }
+
+    fn tell_choice(&self) {
+        match self {
+            Self::Model(model) => model.tell_choice(),
+            Self::Adapter(adapter) => adapter.tell_choice(),
+        }
+    }
+
+    fn is_adapter(&self) -> bool {
+        match self {
+            Self::Model(model) => model.dir().adapter().is_some(),
+            Self::Adapter(_) => true,
+        }
+    }
+
+    /// Reads what others will read.
+    fn check(&self) -> Result<()> {
+        match self {
+            Self::Model(model) => drop(Checkpoint::open(model.dir())?),
+            Self::Adapter(adapter) => {
+                AdapterConfig::read(adapter.folder())?;
+                output::tell("warning: the adapter's base is not on this machine, so nobody checks that both fit");
+            }
+        }
+        Ok(())
+    }
+
+    fn card(&self, subject: &Subject<'_>) -> Result<String> {
+        match self {
+            Self::Model(model) => card::text(model, subject),
+            Self::Adapter(adapter) => card::text(adapter, subject),
+        }
+    }
+}
+
 /// Runs `tandem push`; a message on stdout says what there is now.
 ///
 /// # Errors
@@ -54,7 +118,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         check_names(base, "main").context("--base-model")?;
     }
     let message = args.message()?;
-    let named = NamedModel::find(&args.model)?;
+    let named = Source::find(&args.model)?;
     let hub = Hub::of_command();
     if !args.dry_run {
         hub.check_push().with_context(|| args.failed())?;
@@ -95,9 +159,9 @@ impl Args {
     }
 
     /// All files of the model, the card among them.
-    fn files(&self, named: &NamedModel) -> Result<Vec<PushFile>> {
+    fn files(&self, named: &Source) -> Result<Vec<PushFile>> {
         let folder = named.folder();
-        if named.is_version() {
+        if matches!(named, Source::Model(model) if model.is_version()) {
             bail!(
                 "{0}: a published version is no model that other programs open, and a run without a checkpoint has \
                  nothing else; name a checkpoint, or write one: `tandem export --model {0} --format safetensors --out \
@@ -105,11 +169,11 @@ impl Args {
                 self.model.display()
             );
         }
-        let as_adapter = named.dir().adapter().is_some();
+        let as_adapter = named.is_adapter();
         let names = files::names(folder, as_adapter)?;
         let weights = names.iter().map(String::as_str).filter(|name| name.ends_with(".safetensors"));
         checkpoints::check_files(folder, weights).with_context(|| format!("{} is not whole", folder.display()))?;
-        Checkpoint::open(named.dir())?;
+        named.check()?;
         let mut found = names.iter().map(|name| self.file(named, name)).collect::<Result<Vec<_>>>()?;
         if !names.iter().any(|name| name == card::FILE) {
             let subject = Subject {
@@ -118,7 +182,7 @@ impl Args {
                 as_adapter,
                 base: self.base_model.as_deref(),
             };
-            let card = card::text(named, &subject).with_context(|| {
+            let card = named.card(&subject).with_context(|| {
                 format!("{0} cannot be made; one of your own, {1}/{0}, goes in its place", card::FILE, folder.display())
             })?;
             found.push(PushFile::of_bytes(card::FILE, card.into_bytes()));
@@ -127,7 +191,7 @@ impl Args {
         Ok(found)
     }
 
-    fn file(&self, named: &NamedModel, name: &str) -> Result<PushFile> {
+    fn file(&self, named: &Source, name: &str) -> Result<PushFile> {
         let path = named.folder().join(name);
         let rewritten = files::without_paths(&path, self.base_model.as_deref())?;
         if let Some((_, Some(base))) = &rewritten {

@@ -103,7 +103,8 @@ impl Row {
             reward_first: rewards.map(|(first, _)| first),
             reward_last: rewards.map(|(_, last)| last),
             best: config.metric_for_best_model.as_ref().map(|_| Best::of(&dir)).transpose()?.flatten(),
-            seconds: records.iter().filter_map(|record| record.get(STEP_TIME)).sum(),
+            // `sum` of no floats is -0.
+            seconds: records.iter().filter_map(|record| record.get(STEP_TIME)).fold(0.0, |all, one| all + one),
         })
     }
 
@@ -112,5 +113,17 @@ impl Row {
     pub fn figure(&self) -> Option<f64> {
         let value = self.best.as_ref().map_or(self.reward_last, |best| Some(best.value));
         value.filter(|value| self.state.is_final() && value.is_finite())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_without_records_took_no_seconds() {
+        let dir = tempfile::tempdir().unwrap();
+        let row = Row::of("run-1", &Vec::new(), dir.path(), &TrainConfig::default()).unwrap();
+        assert_eq!(format!("{:.0}", row.seconds), "0");
     }
 }

@@ -38,7 +38,7 @@ use shared::{
     run::{
         best::Best,
         ended::{Ended, How},
-        memory_plan::{RunPlan, VersionRoom},
+        memory_plan::{RunPlan, SamplerSizes, VersionRoom},
         notices::{self, NothingLearned},
         resume,
         versions::VersionPlace,
@@ -182,7 +182,15 @@ const LARGE: u64 = 50_000_000;
 /// Hints before the start of a run: [`TrainConfig::warnings`], and what this machine could do better.
 fn hints(config: &TrainConfig) -> Vec<String> {
     let mut list = config.warnings();
-    list.extend(ModelDir::open(&config.model).map(|model| model.remarks_on_ends()).unwrap_or_default());
+    if let Ok(model) = ModelDir::open(&config.model) {
+        list.extend(model.remarks_on_ends());
+        let is_packed = SamplerSizes::of(config, model.config(), 1, 1).packed();
+        if let Some(part) = model.config().unknown_to_packed().filter(|_| is_packed) {
+            list.push(format!(
+                "the packed kernels do not know the model ({part}), so the slower kernels of ONNX Runtime generate"
+            ));
+        }
+    }
     let in_fp32 = config.learner_device == Device::Cpu && !config.bf16;
     let large = || ModelDir::open(&config.model).is_ok_and(|model| model.config().parameter_count() >= LARGE);
     if in_fp32 && doctor::has_bf16_tiles() && large() {

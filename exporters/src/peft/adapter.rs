@@ -8,6 +8,7 @@ use super::{ADAPTER_WEIGHTS_FILE, AdapterConfig, BASE_KEY, LowRank, config::MERG
 use crate::{
     ExportError, finite, names,
     tensor_file::{self, TensorFile},
+    weight_files::check_sums,
 };
 
 /// A LoRA adapter in memory, in fp32.
@@ -32,6 +33,7 @@ impl Adapter {
         if !path.is_file() {
             return Err(refused("no such file; save the adapter again with PEFT's save_pretrained".into()));
         }
+        check_sums(dir, std::slice::from_ref(&path))?;
         let file = TensorFile::open(path.clone())?;
         config.base_blake3 = file.entry(BASE_KEY).map(str::to_owned);
         let mut stored: HashMap<_, _> = HashMap::new();

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 use exporters::{Checkpoint, ExportOptions, export};
 use safetensors::Dtype;
 use serde_json::json;
-use shared::ModelDir;
+use shared::{ModelDir, run::checkpoints};
 
 use crate::support::{Tensors, TestModel, values, write_safetensors};
 
@@ -50,6 +50,23 @@ fn every_element_type_is_read_exactly() {
     for dtype in [Dtype::F32, Dtype::F16, Dtype::BF16] {
         assert_values(&TestModel::new(&json!({"tie_word_embeddings": true}), dtype));
     }
+}
+
+/// A bit that flips in a value leaves it finite, so only the list of checksums shows it.
+#[test]
+fn weights_of_a_checkpoint_are_those_that_were_written() {
+    let model = llama();
+    checkpoints::seal(model.path()).unwrap();
+    assert_values(&model);
+    let file = model.path().join("model.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    let last = bytes.len() - 4;
+    bytes[last] ^= 1;
+    fs::write(&file, bytes).unwrap();
+    let words = refusal(&model);
+    assert!(words.contains("model.safetensors is not what was written") && words.contains("remove checksums.json"));
+    fs::remove_file(model.path().join(checkpoints::CHECKSUMS_FILE)).unwrap();
+    Checkpoint::open(&model.open()).unwrap();
 }
 
 #[test]

@@ -5,6 +5,9 @@ use crate::{ragged::Ragged, verl::EPSILON};
 /// Added to the standard deviation in normalisation, as in RLinf.
 const NORMALISE_EPSILON: f64 = 1e-5;
 
+/// Numbers up to here have squares whose sum over any batch is finite.
+const IN_RANGE: f64 = 1e150;
+
 /// Generalised advantage estimation (Schulman et al. 2016) of one completion: `A_t = δ_t + γλ A_{t+1}` with
 /// `δ_t = r_t + γ V_{t+1} − V_t`; after the last token there is nothing. Returns are `A_t + V_t`.
 #[must_use]
@@ -33,6 +36,7 @@ pub fn rewards_to_go(rewards: &[f64], gamma: f64) -> Vec<f64> {
 /// Shifts and scales all rows so that the tokens of the rows with `counts` have mean 0 and variance 1 (n − 1). With
 /// fewer than two such tokens there is nothing to compare and everything becomes 0.
 pub fn whiten(rows: &mut Ragged<f64>, counts: &[bool]) {
+    bring_into_range(rows, counts);
     let counted = counted(rows, counts);
     let tokens = counted.len() as f64;
     if tokens < 2.0 {
@@ -46,9 +50,19 @@ pub fn whiten(rows: &mut Ragged<f64>, counts: &[bool]) {
     rows.values_mut().iter_mut().for_each(|value| *value = (*value - mean) / scale);
 }
 
+/// Divides values whose squares would overflow by the largest of them, without which all would become 0. It changes
+/// nothing else: what is scaled to a variance of 1 may have any size before.
+fn bring_into_range(rows: &mut Ragged<f64>, counts: &[bool]) {
+    let largest = counted(rows, counts).iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
+    if largest > IN_RANGE && largest.is_finite() {
+        rows.values_mut().iter_mut().for_each(|value| *value /= largest);
+    }
+}
+
 /// As [`whiten`], with RLinf's moments (`masked_normalization`): the variance divides by n, and ε is added to the
 /// standard deviation.
 pub fn normalise(rows: &mut Ragged<f64>, counts: &[bool]) {
+    bring_into_range(rows, counts);
     let tokens = counted(rows, counts);
     let count = tokens.len().max(1) as f64;
     let mean = tokens.iter().sum::<f64>() / count;
@@ -83,6 +97,19 @@ mod tests {
     fn a_reward_at_the_end_reaches_every_token() {
         assert_eq!(gae(&[0.0, 0.0, 2.0], &[0.0; 3], 1.0, 1.0), [2.0; 3]);
         assert_eq!(rewards_to_go(&[0.0, 0.0, 2.0], 0.5), [0.5, 1.0, 2.0]);
+    }
+
+    #[test]
+    fn tokens_whose_squares_overflow_are_whitened_and_normalised_as_smaller_ones() {
+        for scale in [whiten, normalise] {
+            let scaled = |size: f64| {
+                let mut rows: Ragged<f64> = [vec![size, -size], vec![0.5 * size]].into_iter().collect();
+                scale(&mut rows, &[true, true]);
+                [rows[0][0], rows[0][1], rows[1][0]]
+            };
+            let near = |(a, b): (f64, f64)| (a - b).abs() < 1e-3;
+            assert!(scaled(1e308).into_iter().zip(scaled(1.0)).all(near), "{:?}", scaled(1e308));
+        }
     }
 
     #[test]

@@ -29,10 +29,23 @@ impl Moments {
         if known.is_empty() {
             return Self { mean: f64::NAN, std: f64::NAN, count };
         }
-        let mean = known.iter().sum::<f64>() / count as f64;
-        let squares: f64 = known.iter().map(|v| (v - mean).powi(2)).sum();
-        Self { mean, std: (squares / (count as f64 - 1.0)).sqrt(), count }
+        let (mean, std) = mean_and_std(&known);
+        let largest = known.iter().fold(0.0_f64, |largest, v| largest.max(v.abs()));
+        if std.is_finite() || !largest.is_finite() {
+            return Self { mean, std, count };
+        }
+        // The sum or the squares have overflowed, and no completion would have an advantage.
+        let scaled: Vec<f64> = known.iter().map(|v| v / largest).collect();
+        let (mean, std) = mean_and_std(&scaled);
+        Self { mean: mean * largest, std: std * largest, count }
     }
+}
+
+fn mean_and_std(values: &[f64]) -> (f64, f64) {
+    let count = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / count;
+    let squares: f64 = values.iter().map(|v| (v - mean).powi(2)).sum();
+    (mean, (squares / (count - 1.0)).sqrt())
 }
 
 /// Whether a standard deviation counts as 0; NaN does not.
@@ -55,4 +68,17 @@ pub(super) fn members(groups: &[usize]) -> Vec<Vec<usize>> {
 /// The given rows of a list.
 pub(super) fn pick<T: Copy>(values: &[T], rows: &[usize]) -> Vec<T> {
     rows.iter().map(|&row| values[row]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_whose_squares_or_sum_overflow_have_their_moments_all_the_same() {
+        for size in [1.0, 1e200, 1e308] {
+            let found = Moments::of(&[Some(size), None, Some(-size), Some(size), Some(size)]);
+            assert!((found.mean / size - 0.5).abs() < 1e-12 && (found.std / size - 1.0).abs() < 1e-12, "{found:?}");
+        }
+    }
 }

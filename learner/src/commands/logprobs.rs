@@ -5,6 +5,7 @@ use std::{path::PathBuf, time::Instant};
 use anyhow::{anyhow, bail};
 use serde_json::{Map, Value, json};
 use shared::{
+    ModelConfig,
     files::atomic,
     run::memory_plan::{LearnerSizes, Workload},
 };
@@ -50,8 +51,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let device = args.compute.open()?;
     let options = LoadOptions { device, trainable: false, ..LoadOptions::default() };
     let (model, policy) = load_or_initialise(&args.model, None, options)?;
-    let vocabulary = model.config().vocab_size;
-    let mut rows = text::rows(&args.input, |fields| read_row(fields, vocabulary).map_err(|e| format!("{e:#}")))?;
+    let mut rows = text::rows(&args.input, |fields| read_row(fields, model.config()).map_err(|e| format!("{e:#}")))?;
     let start = Instant::now();
     let sequences: Vec<Sequence<'_>> = rows.iter().map(|row| Sequence::new(&row.prompt, &row.completion)).collect();
     let all: Vec<usize> = (0..rows.len()).collect();
@@ -84,7 +84,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn read_row(fields: Map<String, Value>, vocabulary: usize) -> anyhow::Result<Row> {
+fn read_row(fields: Map<String, Value>, model: &ModelConfig) -> anyhow::Result<Row> {
+    let (vocabulary, limit) = (model.vocab_size, model.max_position_embeddings);
     let ids = |key: &str| -> Option<anyhow::Result<Vec<u32>>> {
         fields
             .get(key)
@@ -99,6 +100,10 @@ fn read_row(fields: Map<String, Value>, vocabulary: usize) -> anyhow::Result<Row
     }
     if let Some(token) = prompt.iter().chain(&completion).find(|&&token| token as usize >= vocabulary) {
         bail!("token {token} is outside the model's vocabulary of {vocabulary}");
+    }
+    let length = prompt.len() + completion.len();
+    if length > limit {
+        bail!("the row has {length} tokens, and the model has {limit} positions (`max_position_embeddings`)");
     }
     Ok(Row { fields, prompt, completion })
 }

@@ -16,18 +16,21 @@ mod vocabulary;
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use llguidance::{JsonCompileOptions, Matcher, ParserFactory, api::TopLevelGrammar};
+use llguidance::{Matcher, ParserFactory, api::TopLevelGrammar};
 use rollout::{
     commands::constraint::{Compile, Grammar},
     data::Tokenizer,
     engine::{Constrained, Constraint},
 };
-use serde_json::Value;
+use serde_json::{Map, Value};
 use shared::ModelDir;
 
 use completion::Completion;
 use reason::one_line;
 use vocabulary::Vocabulary;
+
+/// The keyword of a schema that has options of the library.
+const OPTIONS: &str = "x-guidance";
 
 /// Where completions begin. At the beginning of a text, some tokenizers drop a space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,21 +108,28 @@ fn top_level(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
     limits::check(grammar)?;
     Ok(match grammar {
         Grammar::Regex(regex) => TopLevelGrammar::from_regex(regex),
-        Grammar::Json { schema, compact: false } => TopLevelGrammar::from_json_schema(schema.clone()),
-        Grammar::Json { schema, compact: true } => {
-            let mut schema = schema.clone();
-            if !matches!(schema, Value::Object(_)) {
-                return Err("a schema whose blanks are left out must be an object".into());
-            }
-            JsonCompileOptions { whitespace_flexible: false, ..JsonCompileOptions::default() }.apply_to(&mut schema);
-            TopLevelGrammar::from_json_schema(schema)
-        }
+        Grammar::Json { schema, compact } => TopLevelGrammar::from_json_schema(with_options(schema.clone(), *compact)?),
         Grammar::Choice(texts) => {
             let texts: Vec<String> = texts.iter().map(|text| regex_syntax::escape(text)).collect();
             TopLevelGrammar::from_regex(&texts.join("|"))
         }
         Grammar::Lark(grammar) => TopLevelGrammar::from_lark(grammar.clone()),
     })
+}
+
+/// A schema with the options of the library that it has by itself, and without blanks between the parts where it is
+/// `compact`.
+fn with_options(mut schema: Value, compact: bool) -> Result<Value, String> {
+    if schema[OPTIONS]["lenient"] == true {
+        return Err(format!("`lenient` in `{OPTIONS}` would follow the schema in part; leave it out"));
+    }
+    if compact {
+        let object = schema.as_object_mut().ok_or("a schema whose blanks are left out must be an object")?;
+        let options = object.entry(OPTIONS).or_insert_with(|| Value::Object(Map::new()));
+        let options = options.as_object_mut().ok_or_else(|| format!("`{OPTIONS}` of a schema must be an object"))?;
+        options.insert("whitespace_flexible".into(), false.into());
+    }
+    Ok(schema)
 }
 
 fn matcher(factory: &ParserFactory, grammar: TopLevelGrammar) -> Result<Matcher, String> {

@@ -5,6 +5,12 @@ const SHOWN: usize = 100;
 /// The reason of a matcher that allows no token.
 pub const NO_TOKEN: &str = "no token of the model goes on with a text of the grammar";
 
+/// What the library says of a `oneOf` in the words of a program, and the same in those of a schema.
+const ONE_OF: [&str; 2] = [
+    "Enable 'coerce_one_of' option to approximate oneOf with anyOf",
+    "Use anyOf, or let the schema say \"x-guidance\": {\"coerce_one_of\": true}, which takes oneOf for anyOf",
+];
+
 /// Why a matcher has given up, on one line.
 pub fn reason(message: &str) -> String {
     if message.starts_with("NoExtension") { NO_TOKEN.into() } else { one_line(message) }
@@ -17,7 +23,7 @@ pub fn one_line(message: &str) -> String {
     let is_excerpt = |line: &str| line.split_once(" |").is_some_and(|(number, _)| is_number(number));
     let is_mark = |line: &str| line.bytes().all(|byte| byte == b'^' || byte == b' ');
     let lines = message.lines().map(str::trim).filter(|line| !is_excerpt(line) && !is_mark(line));
-    lines.map(shortened).collect::<Vec<_>>().join(" ")
+    lines.map(shortened).collect::<Vec<_>>().join(" ").replace(ONE_OF[0], ONE_OF[1])
 }
 
 /// A line in which the middle of a long grammar is left out.

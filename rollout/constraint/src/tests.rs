@@ -392,6 +392,7 @@ fn what_cannot_be_followed_is_refused_in_one_line_and_soon() {
     for _ in 0..120 {
         deep = json!({ "type": "array", "items": deep });
     }
+    let mut overlapping = json!({ "oneOf": [{ "type": "integer" }, { "type": "number" }] });
     let mut problems = Vec::new();
     for (grammar, part) in [
         (regex("(a"), "unclosed group"),
@@ -405,6 +406,8 @@ fn what_cannot_be_followed_is_refused_in_one_line_and_soon() {
         (schema(json!({ "$ref": "#/nowhere" })), "nowhere"),
         (schema(json!({ "$ref": "https://example.org/schema.json" })), "example.org"),
         (schema(json!({ "type": "array", "uniqueItems": true })), "uniqueItems"),
+        (schema(json!({ "type": "array", "x-guidance": { "lenient": true } })), "would follow the schema in part"),
+        (schema(overlapping.clone()), "Use anyOf, or let the schema say \"x-guidance\": {\"coerce_one_of\": true}"),
         (Grammar::Choice(Vec::new()), "1 to 4096 texts"),
         (Grammar::Lark("start: nothing".into()), "nothing"),
         (Grammar::Lark("begin: \"a\"".into()), "start"),
@@ -418,6 +421,11 @@ fn what_cannot_be_followed_is_refused_in_one_line_and_soon() {
         }
     }
     assert!(problems.is_empty(), "{problems:#?}");
+    // The way out that is named.
+    overlapping["x-guidance"] = json!({ "coerce_one_of": true });
+    for compact in [false, true] {
+        world.compile(&Grammar::Json { schema: overlapping.clone(), compact }, Start::OfText).map(drop).unwrap();
+    }
     // Not refused, and done within a step's bounds, or given up by a reason.
     for grammar in [
         schema(deep),

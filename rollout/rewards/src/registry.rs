@@ -126,6 +126,7 @@ fn parameters(entry: &Entry, settings: &str) -> Result<BTreeMap<&'static str, St
     let mut values: BTreeMap<&'static str, String> =
         entry.parameters.iter().filter_map(|p| Some((p.name, p.default?.to_owned()))).collect();
     let mut wanted = entry.parameters.iter().filter(|p| p.default.is_none());
+    let mut given: Vec<&str> = Vec::new();
     let only = wanted.next().filter(|_| wanted.next().is_none()).map(|parameter| parameter.name);
     for (at, setting) in parts(settings).iter().filter(|s| !s.is_empty()).enumerate() {
         let alone = only.filter(|_| at == 0).map(|key| (key, setting.as_str()));
@@ -140,6 +141,10 @@ fn parameters(entry: &Entry, settings: &str) -> Result<BTreeMap<&'static str, St
             .iter()
             .find(|p| p.name == key)
             .ok_or_else(|| format!("unknown parameter `{key}`; there are {}", names()))?;
+        if given.contains(&parameter.name) {
+            return Err(format!("`{}` is given twice; keep one of them", parameter.name));
+        }
+        given.push(parameter.name);
         values.insert(parameter.name, value.to_owned());
     }
     match entry.parameters.iter().find(|p| !values.contains_key(p.name)) {
@@ -206,6 +211,16 @@ mod tests {
         assert!(error("sentence_share:wrod=dog").contains("unknown parameter `wrod`; there are word"));
         assert!(error("repetition_penalty:ngram_size=two").contains("unusable value `two`"));
         assert!(error("repetition_penalty:ngram_size").contains("not of the form key=value"));
+        assert_eq!(
+            error("length:target=5:target=30"),
+            "reward function `length`: `target` is given twice; keep one of them"
+        );
+        assert!(error("sentence_share:dog:word=cat").contains("`word` is given twice"));
+        assert!(
+            error("judge:a.md:rubric=b.md").contains("`rubric` is given twice"),
+            "{}",
+            error("judge:a.md:rubric=b.md")
+        );
         assert!(error("sentence_share:dog:cat").contains("`cat` is not of the form key=value"));
         assert!(Registry::default().function("sentence_share:dog").is_ok());
     }

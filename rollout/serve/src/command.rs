@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, ensure};
+use clap::builder::NonEmptyStringValueParser;
 use rollout::{
     commands::{
         flags::{BatchingFlags, ModelFlag, TemplateFlags},
@@ -58,7 +59,7 @@ pub struct Args {
     #[command(flatten)]
     pub named: ModelFlag,
     /// What the model is called in requests and answers [default: as --model is written]
-    #[arg(long, env = "TANDEM_SERVED_MODEL_NAME", value_name = "NAME")]
+    #[arg(long, env = "TANDEM_SERVED_MODEL_NAME", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub served_model_name: Option<String>,
     /// How messages are rendered; a request may add variables.
     #[command(flatten)]

@@ -135,7 +135,11 @@ fn tokenise(
             let ids = encode(&text, true)?;
             oddities.unused =
                 ["tools", "chat_template_kwargs"].into_iter().filter(|key| is_given(columns, key)).collect();
-            oddities.two_beginnings = ids.len() > 1 && ids[0] == ids[1] && tokenizer.leaves_out(ids[0]);
+            // The text has the token already, and the tokenizer puts it before the text's own tokens.
+            oddities.two_beginnings = ids.len() > 1
+                && ids[0] == ids[1]
+                && tokenizer.leaves_out(ids[0])
+                && ids[1..].starts_with(&encode(&text, false)?);
             Ok(Rendered { text, prefill, ids })
         }
         Prompt::Messages(messages) => {

@@ -18,9 +18,20 @@ pub fn byte_tokenizer(template: Option<&str>) -> Tokenizer {
 
 /// As [`byte_tokenizer`], with further special tokens, whose ids follow on [`BOS`].
 pub fn byte_tokenizer_with(template: Option<&str>, special: &[&str]) -> Tokenizer {
+    opened(template, &tokenizer_json(special))
+}
+
+/// As [`byte_tokenizer`], with nothing before plain text.
+pub fn bare_byte_tokenizer() -> Tokenizer {
+    let mut tokenizer = tokenizer_json(&[]);
+    tokenizer["post_processor"] = Value::Null;
+    opened(None, &tokenizer)
+}
+
+fn opened(template: Option<&str>, tokenizer: &Value) -> Tokenizer {
     let dir = tempfile::tempdir().unwrap();
     fs::copy(harness::golden_dir().join("models/llama/config.json"), dir.path().join("config.json")).unwrap();
-    fs::write(dir.path().join("tokenizer.json"), tokenizer_json(special).to_string()).unwrap();
+    fs::write(dir.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
     if let Some(template) = template {
         fs::write(dir.path().join("chat_template.jinja"), template).unwrap();
     }

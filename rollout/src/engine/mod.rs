@@ -63,6 +63,7 @@ pub use error::EngineError;
 pub use gate::{distance_of, examine, tolerance_between};
 pub use genai::GenAiFolder;
 pub use memory::{available_memory, machine, plan_memory, sizes};
+pub use open::check_model;
 pub use packed::{AdapterLoader, LoadedAdapter, adapter_bytes};
 pub use profile::Profile;
 pub(crate) use session::{SessionOptions, load};

@@ -32,19 +32,43 @@ pub(super) fn open(
         if packed::supports(source, config, manifest)? {
             return Ok(Box::new(PackedBackend::open(source, config, manifest, options)?));
         }
+        let unknown = config.unknown_to_packed().map_or("this graph".to_owned(), |part| format!("the model: {part}"));
         tracing::warn!(
             folder = %source.dir.display(),
-            "the packed kernels do not know this graph; the kernels of ONNX Runtime are used"
+            "the packed kernels do not know {unknown}; the kernels of ONNX Runtime are used"
         );
     }
-    let EngineOptions { rollout_dtype, kv_dtype, speculative_tokens, .. } = *options;
-    let needs_packed = (rollout_dtype != RolloutDtype::Auto).then(|| format!("rollout_dtype {rollout_dtype}"));
-    let needs_packed = needs_packed.or((kv_dtype != KvDtype::Auto).then(|| format!("kv_dtype {kv_dtype}")));
-    let replays = options.keep_routing && config.experts.is_some();
-    let needs_packed = needs_packed.or(replays.then(|| "router_replay".to_owned()));
-    if let Some(option) = needs_packed.or((speculative_tokens > 0).then(|| "speculative_tokens".to_owned())) {
+    if let Some(option) = option_of_packed(options, config) {
         let message = format!("{option} needs the packed kernels, which take fp32 exports on the CPU");
-        return Err(EngineError::Options(message));
+        return Err(refusal(&option, config).unwrap_or(EngineError::Options(message)));
     }
     Ok(Box::new(StockBackend::open(source, config, manifest, options)?))
+}
+
+/// Checks before a model is exported that the packed kernels know it where an option needs them.
+///
+/// # Errors
+/// The option, and what the kernels do not know.
+pub fn check_model(config: &ModelConfig, options: &EngineOptions) -> Result<(), EngineError> {
+    let is_packed = sizes(options.device.export_dtype(), options).packed();
+    let option = option_of_packed(options, config).filter(|_| is_packed);
+    option.and_then(|option| refusal(&option, config)).map_or(Ok(()), Err)
+}
+
+fn refusal(option: &str, config: &ModelConfig) -> Option<EngineError> {
+    let part = config.unknown_to_packed()?;
+    let message =
+        format!("{option} needs the packed kernels, which do not know the model: {part}; leave the option out");
+    Some(EngineError::Options(message))
+}
+
+/// An option that the packed kernels alone follow, if one is set.
+fn option_of_packed(options: &EngineOptions, config: &ModelConfig) -> Option<String> {
+    let EngineOptions { rollout_dtype, kv_dtype, speculative_tokens, keep_routing, .. } = *options;
+    let format = (rollout_dtype != RolloutDtype::Auto).then(|| format!("rollout_dtype {rollout_dtype}"));
+    let replays = keep_routing && config.experts.is_some();
+    format
+        .or_else(|| (kv_dtype != KvDtype::Auto).then(|| format!("kv_dtype {kv_dtype}")))
+        .or_else(|| replays.then(|| "router_replay".to_owned()))
+        .or_else(|| (speculative_tokens > 0).then(|| "speculative_tokens".to_owned()))
 }

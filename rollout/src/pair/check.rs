@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, path::PathBuf};
 
-use exporters::Checkpoint;
+use exporters::{Checkpoint, ExportOptions, refuse_unsupported};
 use rollout_environments::StartError;
 use rollout_rewards::RewardFunction;
 use shared::{
@@ -15,6 +15,7 @@ use shared::{
 use super::setup;
 use crate::{
     data::{Dataset, Tokenizer},
+    engine::{EngineOptions, check_model},
     reward,
     turns::Conversations,
 };
@@ -30,6 +31,9 @@ pub fn problems(config: &TrainConfig) -> Vec<String> {
     let functions: Vec<RewardFunction> = functions.collect::<Vec<_>>().into_iter().flatten().collect();
     let Ok(model) = ModelDir::open(&config.model) else { return found.0 };
     found.take("model", Checkpoint::open(&model));
+    found.take("model", refuse_unsupported(model.config(), &ExportOptions::default()));
+    let engine = EngineOptions::of(config, model.config(), model.config().max_position_embeddings);
+    found.take("model", check_model(model.config(), &engine));
     let with_template = model.with_chat_template(config.chat_template.as_deref());
     let Some(model) = found.take("chat_template", with_template) else { return found.0 };
     let Some(tokenizer) = found.take("model", Tokenizer::open_at(&model, config.template_now())) else {

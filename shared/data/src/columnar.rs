@@ -15,7 +15,7 @@ use crate::{
     row::{Parsed, numbered},
     to_json,
     typed::{Fault, Typed, json_leaves},
-    writable::{has_other_keys, in_utc},
+    writable::{has_other_keys, in_utc, twice, twice_within},
 };
 
 /// `ARROW1` and its padding.
@@ -104,7 +104,7 @@ pub fn read_parquet(path: &Path, bytes: Bytes, meter: &mut Meter) -> Result<Pars
     let file = open_parquet(path, bytes)?;
     let is_json = json_leaves(file.parquet_schema());
     let typed = Typed::columns(file.schema(), |leaf| is_json.get(leaf).copied().unwrap_or_default());
-    let columns = Columns::new(path, file.schema(), typed);
+    let columns = Columns::new(path, file.schema(), typed)?;
     let mut batches = file.build().map_err(|error| damaged(&error))?;
     columns.rows(Format::Parquet, &mut batches, meter)
 }
@@ -162,7 +162,7 @@ fn read_arrow(format: Format, path: &Path, bytes: &[u8], meter: &mut Meter) -> R
     check_packed_lengths(bytes).map_err(|error| damaged(&error))?;
     let mut batches = StreamReader::try_new(bytes, None).map_err(|error| damaged(&error))?;
     let schema = batches.schema();
-    Columns::new(path, &schema, Typed::columns(&schema, |_| false)).rows(format, &mut batches, meter)
+    Columns::new(path, &schema, Typed::columns(&schema, |_| false))?.rows(format, &mut batches, meter)
 }
 
 /// Checks that no compressed column states a length that its bytes cannot have: the reader would ask for that much
@@ -201,9 +201,21 @@ struct Columns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    fn new(path: &'a Path, schema: &Schema, typed: Vec<Typed>) -> Self {
+    fn new(path: &'a Path, schema: &Schema, typed: Vec<Typed>) -> Result<Self, DataError> {
+        if let Some(name) = twice(schema.fields()) {
+            let reason = format!("has two columns `{name}`; leave one out, or give it another name");
+            return Err(DataError::content(path, reason));
+        }
         let names = schema.fields().iter().map(|field| field.name().clone());
-        Self { path, all: names.zip(typed).collect(), left_out: Vec::new() }
+        let mut columns = Self { path, all: names.zip(typed).collect(), left_out: Vec::new() };
+        for field in schema.fields() {
+            if let Some(name) = twice_within(field.data_type()) {
+                let column = field.name().clone();
+                let reason = format!("`{column}` has two fields `{name}`; give one of them another name");
+                columns.leave_out(column, reason, None)?;
+            }
+        }
+        Ok(columns)
     }
 
     fn rows(mut self, format: Format, batches: Batches<'_>, meter: &mut Meter) -> Result<Parsed, DataError> {

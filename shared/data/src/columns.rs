@@ -27,6 +27,12 @@ impl Columns {
         let found: Vec<_> =
             self.named().filter_map(|(name, column, _)| Some((name.to_owned(), find(row, column)?.clone()))).collect();
         row.extend(found);
+        // CSV gives such a column as numbers, with the digits that the cells had.
+        if self.prompt.is_some()
+            && let Some(Value::Number(number)) = row.get("prompt")
+        {
+            row.insert("prompt".to_owned(), number.to_string().into());
+        }
         if self.may_lack_prompt && lacks_prompt(row) {
             row.insert("prompt".to_owned(), json!([{"role": "user", "content": ""}]));
         }
@@ -144,6 +150,8 @@ mod tests {
         assert_eq!(applied(None, None, row.clone()).unwrap(), row);
         let swapped = applied(Some("answer"), Some("prompt"), json!({"prompt": "2+3", "answer": "5"})).unwrap();
         assert_eq!(swapped, json!({"prompt": "5", "answer": "2+3"}), "the inverse task");
+        let number = applied(Some("n"), None, json!({"n": 12})).unwrap();
+        assert_eq!(number, json!({"n": 12, "prompt": "12"}), "a prompt is a text");
         let error = applied(None, Some("extra.value"), row).unwrap_err();
         assert_eq!(error, "has no column `extra.value` (`answer_column`), but `task`, `extra`, `a.b`");
     }

@@ -1,7 +1,8 @@
 //! CSV and TSV.
 //!
 //! Cells are texts, and an empty cell is null. A column whose cells are all numbers, lists or objects in JSON is read
-//! as such if nothing is lost: `72` becomes a number, `72.50`, `007` and `1,000` stay texts.
+//! as such if nothing is lost: `72` becomes a number, `72.50`, `007` and `1,000` stay texts. Prompts and completions
+//! are texts whatever they look like ([`TEXTS`]).
 
 use std::{
     cell::Cell,
@@ -17,24 +18,42 @@ use crate::{
     bytes::Content,
     json::{self, MOST_LINE},
     memory,
+    quotes::{Misquoted, Quotes},
     row::numbered,
 };
+
+/// Columns of prompts and completions. Their cells stay as they are written: `12` is a text, and messages are read from
+/// a text of JSON later, as in every format.
+const TEXTS: [&str; 5] = ["prompt", "question", "completion", "chosen", "rejected"];
 
 /// Rows of a table whose first line names the columns. Cells in quotes may hold delimiters and line breaks.
 pub fn read(content: &Content, delimiter: u8) -> Result<Vec<Row>, DataError> {
     let place = numbered(content.path(), "line");
     let line = |position: Option<&Position>| position.map_or(1, |position| position.line() as usize);
-    let row_begins = Cell::new(0);
-    let bytes = OneRowAtATime { inner: content.open()?, read: 0, row_begins: &row_begins };
+    let (row_begins, misquoted) = (Cell::new(0), Cell::new(None));
+    let bytes = OneRowAtATime {
+        inner: content.open()?,
+        read: 0,
+        row_begins: &row_begins,
+        quotes: Quotes::new(delimiter),
+        misquoted: &misquoted,
+    };
     let mut reader = ReaderBuilder::new().delimiter(delimiter).from_reader(bytes);
     let failed = |error: csv::Error, at: usize| {
+        if let Some(misquoted) = misquoted.get() {
+            return DataError::Row { place: place(misquoted.line), reason: misquoted.reason() };
+        }
         let reason = match error.kind() {
             ErrorKind::Io(error) if error.kind() == io::ErrorKind::FileTooLarge => json::too_long(),
             ErrorKind::Io(error) => return content.failed(error),
             ErrorKind::UnequalLengths { expected_len, len, .. } => format!(
                 "has {len} cells, and the header names {expected_len} columns; is a cell with a {} or a line break \
                  without its quotes?",
-                if delimiter == b'\t' { "tab" } else { "comma" }
+                match delimiter {
+                    b'\t' => "tab",
+                    b';' => "semicolon",
+                    _ => "comma",
+                }
             ),
             ErrorKind::Utf8 { .. } => "is no UTF-8 text; save the file as UTF-8".into(),
             _ => error.to_string(),
@@ -53,7 +72,8 @@ pub fn read(content: &Content, delimiter: u8) -> Result<Vec<Row>, DataError> {
         meter.add(of_record(&record))?;
         records.push(record);
     }
-    let typed: Vec<bool> = (0..names.len()).map(|column| is_typed(&records, column)).collect();
+    let is_typed = |(column, name): (usize, &String)| !TEXTS.contains(&name.as_str()) && is_typed(&records, column);
+    let typed: Vec<bool> = names.iter().enumerate().map(is_typed).collect();
     let value = |cell: &str, typed: bool| match cell {
         "" => Value::Null,
         cell if typed => lossless(cell).unwrap_or(Value::Null),
@@ -73,22 +93,33 @@ fn of_record(record: &StringRecord) -> usize {
     size_of::<StringRecord>() + 128 + record.as_slice().len() + record.len() * size_of::<usize>()
 }
 
-/// Bytes of a table; an error as soon as a row is too long.
+/// Bytes of a table; an error as soon as a row is too long, or a quote is not closed where its cell ends.
 struct OneRowAtATime<'a, R> {
     inner: R,
     read: u64,
     /// Where the present row begins.
     row_begins: &'a Cell<u64>,
+    quotes: Quotes,
+    /// The quote for which reading ended.
+    misquoted: &'a Cell<Option<Misquoted>>,
 }
 
 impl<R: Read> Read for OneRowAtATime<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.read.saturating_sub(self.row_begins.get()) > MOST_LINE as u64 {
+            self.misquoted.set(self.quotes.in_long_row());
             return Err(io::ErrorKind::FileTooLarge.into());
         }
         let read = self.inner.read(buffer)?;
         self.read += read as u64;
-        Ok(read)
+        let open = if read == 0 && !buffer.is_empty() { self.quotes.at_end() } else { None };
+        match self.quotes.follow(&buffer[..read]).err().or(open) {
+            None => Ok(read),
+            Some(misquoted) => {
+                self.misquoted.set(Some(misquoted));
+                Err(io::ErrorKind::InvalidData.into())
+            }
+        }
     }
 }
 
@@ -161,6 +192,10 @@ mod tests {
                 &b"prompt,answer\na,1\n\"b\nc\",2\nd,e,3\n"[..],
                 ", line 5: has 3 cells, and the header names 2 columns; is a cell",
             ),
+            (
+                b"prompt;answer\na;b;1,5\n",
+                ", line 2: has 3 cells, and the header names 2 columns; is a cell with a semicolon",
+            ),
             (b"prompt,answer\na,1\n\xe9,2\n", ", line 3: is no UTF-8 text; save the file as UTF-8"),
             (b"prompt,answer,answer\na,1,2\n", ", line 1: names two columns `answer`"),
             (b"prompt,answer\n", ": holds no rows"),
@@ -168,5 +203,50 @@ mod tests {
             let found = error_of("rows.csv", text);
             assert!(found.starts_with(&format!("rows.csv{error}")), "{found}");
         }
+    }
+
+    /// The parser would read the rest of the file as one cell, and the rows in it would be gone.
+    #[test]
+    fn a_quote_that_does_not_close_where_its_cell_ends_is_named_by_its_line() {
+        for (name, text, words) in [
+            (
+                "a.csv",
+                "prompt,answer\n1+2=,\"3\n3+4=,7\n5+5=,10\n",
+                "line 2: opens a quote at the beginning of a cell that never",
+            ),
+            (
+                "a.csv",
+                "prompt,answer\n\"a\nb\",1\nc,\"d",
+                "line 4: opens a quote at the beginning of a cell that never",
+            ),
+            ("a.csv", "\"prompt,answer\na,1\n", "line 1: opens a quote"),
+            (
+                "a.csv",
+                "prompt,answer\na,\"1\nb,\"2\"\n",
+                "line 2: opens a quote at the beginning of a cell that closes amid the text of line 3",
+            ),
+            ("a.tsv", "prompt\tanswer\nx\t1\n\"a b\t2\nc\t3\n", "line 3: opens a quote"),
+        ] {
+            let found = error_of(name, text.as_bytes());
+            assert!(found.starts_with(&format!("{name}, {words}")), "{found}");
+            assert!(found.contains("write a cell that begins with a quotation mark as \"\"\"like this"), "{found}");
+        }
+        let whole = json!({"prompt": "a\nb", "answer": "\"x\ny\" z"});
+        for text in ["prompt,answer\n\"a\nb\",\"\"\"x\ny\"\" z\"", "prompt,answer\n\"a\nb\" ,\"\"\"x\ny\"\" z\"\n"] {
+            let found = values_of("a.csv", text.as_bytes());
+            assert_eq!((found.len(), &found[0]["answer"]), (1, &whole["answer"]), "{text}");
+        }
+        assert_eq!(
+            values_of("a.csv", b"prompt,answer\n5\" disk,\"\"\n")[0],
+            json!({"prompt": "5\" disk", "answer": null})
+        );
+    }
+
+    #[test]
+    fn prompts_stay_as_they_are_written_whatever_they_look_like() {
+        let rows = [json!({"prompt": "12", "answer": 3}), json!({"prompt": "34", "answer": 7})];
+        assert_eq!(values_of("a.csv", b"prompt,answer\n12,3\n34,7\n"), rows);
+        assert_eq!(values_of("a.tsv", b"prompt\tanswer\n12\t3\n34\t7\n"), rows);
+        assert_eq!(values_of("a.csv", b"question\n\"[1, 2]\"\n"), [json!({"question": "[1, 2]"})]);
     }
 }

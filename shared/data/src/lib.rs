@@ -22,6 +22,7 @@ mod format;
 mod json;
 mod memory;
 mod messages;
+mod quotes;
 mod row;
 mod shape;
 mod split;

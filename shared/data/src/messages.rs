@@ -85,7 +85,15 @@ pub fn messages(column: &str, mut value: Value) -> Result<Content, String> {
     match value {
         Value::String(text) => Ok(Content::Text(text)),
         Value::Array(messages) => check(column, &messages).map(|()| Content::Messages(messages)),
-        _ => Err(format!("`{column}` is neither a text nor a list of messages")),
+        other => {
+            let kind = match other {
+                Value::Number(_) => "a number; write it as a text",
+                Value::Bool(_) => "a truth value; write it as a text",
+                Value::Null => "nothing (`null`)",
+                _ => "an object without the keys of a message",
+            };
+            Err(format!("`{column}` is neither a text nor a list of messages, but {kind}"))
+        }
     }
 }
 
@@ -306,7 +314,9 @@ mod tests {
                 json!([{"role": "user", "content": [{"type": "text", "text": null}]}]),
                 "message 0 of `p` has a content whose part 0 has no text under `text`",
             ),
-            (json!(7), "`p` is neither a text nor a list of messages"),
+            (json!(7), "`p` is neither a text nor a list of messages, but a number; write it as a text"),
+            (json!(null), "`p` is neither a text nor a list of messages, but nothing"),
+            (json!({"a": 1}), "`p` is neither a text nor a list of messages, but an object without"),
         ] {
             let error = messages("p", value).unwrap_err();
             assert!(error.starts_with(words), "{error}");

@@ -10,7 +10,7 @@ use arrow_array::{
         TimestampSecondType,
     },
 };
-use arrow_schema::{ArrowError, DataType, TimeUnit};
+use arrow_schema::{ArrowError, DataType, Fields, TimeUnit};
 
 /// UTC as an offset, which the writer knows.
 const UTC: &str = "+00:00";
@@ -58,17 +58,59 @@ pub fn has_other_keys(data_type: &DataType) -> bool {
     }
 }
 
+/// The first name that stands twice among some fields. JSON would keep the last value only.
+pub fn twice(fields: &Fields) -> Option<&str> {
+    let names: Vec<&str> = fields.iter().map(|field| field.name().as_str()).collect();
+    (1..names.len()).find(|&index| names[..index].contains(&names[index])).map(|index| names[index])
+}
+
+/// The first name that stands twice in a struct within a type.
+pub fn twice_within(data_type: &DataType) -> Option<&str> {
+    match data_type {
+        DataType::List(item)
+        | DataType::LargeList(item)
+        | DataType::ListView(item)
+        | DataType::LargeListView(item)
+        | DataType::FixedSizeList(item, _)
+        | DataType::Map(item, _) => twice_within(item.data_type()),
+        DataType::Dictionary(_, values) => twice_within(values),
+        DataType::RunEndEncoded(_, values) => twice_within(values.data_type()),
+        DataType::Struct(fields) => {
+            twice(fields).or_else(|| fields.iter().find_map(|field| twice_within(field.data_type())))
+        }
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use arrow_array::{
-        Int32Array, TimestampMicrosecondArray, TimestampSecondArray,
+        Int32Array, StructArray, TimestampMicrosecondArray, TimestampSecondArray,
         builder::{Int32Builder, MapBuilder, StringBuilder},
     };
     use arrow_ipc::writer::StreamWriter;
+    use arrow_schema::Field;
     use serde_json::json;
 
     use super::*;
-    use crate::testing::values_of;
+    use crate::testing::{error_of, read_bytes, values, values_of};
+
+    #[test]
+    fn a_name_that_stands_twice_is_named() {
+        let number = |number: i32| -> ArrayRef { Arc::new(Int32Array::from(vec![number])) };
+        let found =
+            error_of("a.arrow", &file(vec![("prompt", number(1)), ("answer", number(2)), ("answer", number(3))]));
+        assert_eq!(found, "a.arrow: has two columns `answer`; leave one out, or give it another name");
+        let field = |name: &str| Arc::new(Field::new(name, DataType::Int32, true));
+        let within = |name: &str| {
+            file(vec![(name, Arc::new(StructArray::from(vec![(field("a"), number(1)), (field("a"), number(2))])))])
+        };
+        let found = error_of("a.arrow", &within("answer"));
+        assert_eq!(found, "a.arrow: `answer` has two fields `a`; give one of them another name");
+        let left = read_bytes("a.arrow", &within("more")).unwrap();
+        assert!(left.left_out[0].reason.starts_with("`more` has two fields `a`"), "{:?}", left.left_out);
+        assert_eq!(values(left), [json!({})]);
+    }
 
     fn file(columns: Vec<(&str, ArrayRef)>) -> Vec<u8> {
         let batch = RecordBatch::try_from_iter(columns).unwrap();

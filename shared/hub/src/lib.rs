@@ -31,7 +31,7 @@ mod wanted;
 pub use error::HubError;
 pub use hub::Hub;
 pub use located::{locate, locate_dataset, locate_model, name_in_cache};
-pub use named_model::{NamedModel, NamedModelError};
+pub use named_model::{NamedAdapter, NamedModel, NamedModelError};
 pub use push::{PushError, PushFile, PushOrder, Pushed, check_names};
 pub use settings::Settings;
 pub use snapshot::Snapshot;

@@ -11,7 +11,7 @@ use shared::{
     config::layers,
     model::{
         manifest::MANIFEST_FILE,
-        model_dir::{ADAPTER_CONFIG_FILE, ModelDirError},
+        model_dir::{ADAPTER_CONFIG_FILE, ModelDirError, has_base},
     },
     run::{
         best::Best,
@@ -125,9 +125,7 @@ impl NamedModel {
 
     /// Says which model was chosen, where a run was named.
     pub fn tell_choice(&self) {
-        if let Some(choice) = &self.choice {
-            shared::tell!("the model is {}, {choice}", self.folder.display());
-        }
+        tell(&self.folder, self.choice.as_deref());
     }
 
     /// The system prompt that it was trained with, if it is of a run that had one.
@@ -152,10 +150,61 @@ impl NamedModel {
     /// The run that it belongs to, as a checkpoint or version of it; a run has a configuration.
     #[must_use]
     pub fn run(&self) -> Option<RunDir> {
-        let above = if self.is_version { 2 } else { 1 };
-        let run = RunDir::new(path::absolute(&self.folder).ok()?.ancestors().nth(above)?);
-        run.config().is_file().then_some(run)
+        run_above(&self.folder, if self.is_version { 2 } else { 1 })
     }
+}
+
+/// A LoRA adapter that was found, and whose base is not on this machine.
+#[derive(Debug)]
+pub struct NamedAdapter {
+    folder: PathBuf,
+    choice: Option<String>,
+}
+
+impl NamedAdapter {
+    /// Finds an adapter as [`NamedModel::find`] does; none where the name leads to something else, or where the base is
+    /// on this machine.
+    ///
+    /// # Errors
+    /// As [`NamedModel::find`].
+    pub fn find(named: &Path) -> Result<Option<Self>, NamedModelError> {
+        let (folder, choice) = match run_at(named) {
+            Some(run) => chosen_of(&run).map(|(folder, choice)| (folder, Some(choice)))?,
+            None => (locate_model(named)?, None),
+        };
+        let is_alone = folder.join(ADAPTER_CONFIG_FILE).is_file() && !has_base(&folder)?;
+        Ok(is_alone.then_some(Self { folder, choice }))
+    }
+
+    /// The folder that was named, or that was chosen in the run that was named.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Says which adapter was chosen, where a run was named.
+    pub fn tell_choice(&self) {
+        tell(&self.folder, self.choice.as_deref());
+    }
+
+    /// The run that it belongs to, as a checkpoint of it.
+    #[must_use]
+    pub fn run(&self) -> Option<RunDir> {
+        run_above(&self.folder, 1)
+    }
+}
+
+/// Says which folder was chosen in a run.
+fn tell(folder: &Path, choice: Option<&str>) {
+    if let Some(choice) = choice {
+        shared::tell!("the model is {}, {choice}", folder.display());
+    }
+}
+
+/// The run so many folders above one, if it is a run: it has a configuration.
+fn run_above(folder: &Path, above: usize) -> Option<RunDir> {
+    let run = RunDir::new(path::absolute(folder).ok()?.ancestors().nth(above)?);
+    run.config().is_file().then_some(run)
 }
 
 /// The run whose folder a path is. A checkpoint has a configuration too, but it is a model.
@@ -309,6 +358,29 @@ mod tests {
         assert!(model.run().is_some_and(|run| run.root() == dir.path()) && model.gone().is_none());
         fs::remove_dir_all(run.weights()).unwrap();
         assert!(model.gone().unwrap().contains("v000002 has been removed meanwhile"));
+    }
+
+    /// An adapter goes to others without its base.
+    #[test]
+    fn an_adapter_without_its_base_is_found_by_itself() {
+        let (dir, run) = run(&llama(), &["checkpoint-2/adapter_config.json"]);
+        let checkpoint = run.checkpoint(2);
+        let base = |base: &Path| {
+            let config = format!("{{\"base_model_name_or_path\": {base:?}}}");
+            fs::write(checkpoint.join(ADAPTER_CONFIG_FILE), config).unwrap();
+        };
+        base(Path::new("/no/such/base"));
+        assert!(NamedModel::find(&checkpoint).is_err());
+        let found = NamedAdapter::find(&checkpoint).unwrap().unwrap();
+        assert!(found.folder() == checkpoint && found.run().is_some_and(|run| run.root() == dir.path()));
+        let link = checkpoint.join("tokenizer.json");
+        std::os::unix::fs::symlink("/etc/hostname", &link).unwrap();
+        let error = NamedAdapter::find(&checkpoint).unwrap_err().to_string();
+        assert!(error.contains("is a link to /etc/hostname, outside of the model"), "{error}");
+        fs::remove_file(link).unwrap();
+        base(&llama());
+        assert!(NamedAdapter::find(&checkpoint).unwrap().is_none(), "its base is here");
+        assert!(NamedAdapter::find(&llama()).unwrap().is_none(), "a whole model");
     }
 
     #[test]

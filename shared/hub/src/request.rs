@@ -33,6 +33,14 @@ pub enum RequestError {
     /// Nothing was answered.
     #[error(transparent)]
     Http(#[from] Box<ureq::Error>),
+    /// Nothing was answered at the target of a redirect.
+    #[error("there is a redirect to {to}, which does not answer: {error}")]
+    Elsewhere {
+        /// The target, without credentials.
+        to: String,
+        /// What happened there.
+        error: Box<ureq::Error>,
+    },
     /// The address that is asked for or redirected to is no address.
     #[error("`{address}` is no address of the web: {reason}")]
     Address {
@@ -70,7 +78,7 @@ pub enum RequestError {
 impl RequestError {
     /// Whether another attempt would end the same way.
     pub fn is_for_good(&self) -> bool {
-        !matches!(self, Self::Http(_))
+        !matches!(self, Self::Http(_) | Self::Elsewhere { .. })
     }
 }
 
@@ -96,7 +104,7 @@ impl Client {
         let asked = address(&format!("{}{path}", self.endpoint))?;
         let mut at = asked.clone();
         for _ in 0..=MOST_REDIRECTS {
-            let response = self.ask(&at, &hub, headers, within)?;
+            let response = self.ask(&at, &hub, headers, within).map_err(no_answer(&asked, &at))?;
             let Some(next) = redirect(&at, &response)? else { return Ok(response) };
             at = next;
         }
@@ -121,7 +129,7 @@ impl Client {
         for _ in 0..=MOST_REDIRECTS {
             let request = self.with_headers(self.agent.post(at.as_str()), &at, &hub, headers);
             let sent = request.config().timeout_global(Some(within)).build().send(content);
-            let response = sent.map_err(|error| RequestError::from(Box::new(error)))?;
+            let response = sent.map_err(Box::new).map_err(no_answer(&asked, &at))?;
             let Some(next) = redirect(&at, &response)? else { return Ok(response) };
             // All others ask for another request, without the content.
             if !matches!(response.status().as_u16(), 307 | 308) {
@@ -169,9 +177,9 @@ impl Client {
         hub: &Url,
         headers: &[(&str, &str)],
         within: Option<Duration>,
-    ) -> Result<Response<Body>, RequestError> {
+    ) -> Result<Response<Body>, Box<ureq::Error>> {
         let request = self.with_headers(self.agent.get(at.as_str()), at, hub, headers);
-        request.config().timeout_global(within).build().call().map_err(|error| Box::new(error).into())
+        request.config().timeout_global(within).build().call().map_err(Box::new)
     }
 
     fn with_headers<B>(
@@ -198,6 +206,14 @@ fn address(text: &str) -> Result<Url, RequestError> {
     match url.scheme() {
         "http" | "https" => Ok(url),
         other => Err(fail(format!("{other} is not http"))),
+    }
+}
+
+/// The error of a request that has come to `at`, which names the place if redirects have led there.
+fn no_answer(asked: &Url, at: &Url) -> impl Fn(Box<ureq::Error>) -> RequestError {
+    move |error| match at == asked {
+        true => RequestError::Http(error),
+        false => RequestError::Elsewhere { to: shown(at), error },
     }
 }
 

@@ -13,6 +13,8 @@ use rustix::{
     io::Errno,
 };
 
+use super::leftovers;
+
 /// Writes a file of the program's own in one visible step. A link, a pipe or a device in its place is refused: in a
 /// folder that somebody else has made, it may lead anywhere. What the user names as an output is written by
 /// [`write_output`].
@@ -84,6 +86,7 @@ fn replace<E: From<io::Error>>(
 pub fn write_checked<E: From<io::Error>>(path: &Path, fill: impl FnOnce(&Path) -> Result<(), E>) -> Result<(), E> {
     shared_bounds::require_replaceable(path).map_err(named(path))?;
     let (temporary, _) = temporary_file(path).map_err(named(path))?;
+    let _held = leftovers::hold(&temporary);
     let result = fill(&temporary).and_then(|()| {
         let synced = File::open(&temporary).and_then(|file| file.sync_all());
         let placed = synced.and_then(|()| fs::rename(&temporary, path)).and_then(|()| sync_parent(path));
@@ -151,6 +154,7 @@ fn fill_dir<E: From<io::Error>>(
         fs::create_dir_all(parent).map_err(named(path))?;
     }
     let (temporary, ()) = make_temporary(path, |temporary| fs::create_dir(temporary)).map_err(named(path))?;
+    let _held = leftovers::hold(&temporary);
     let result = fill(&temporary).and_then(|()| {
         sync(&temporary)
             .and_then(|()| put_in_place(&temporary, path))

@@ -7,3 +7,4 @@ pub mod canaries;
 pub mod manifest;
 pub mod model_config;
 pub mod model_dir;
+mod python_json;

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 pub use experts::Experts;
 pub use layers::{AttentionGate, AttentionKind, DeltaRule, LayerKind, Mamba, Rotary, ShortConv, StateParts};
 pub use parts::BlockNames;
-pub use per_layer::PerLayerInput;
+pub use per_layer::{PerLayerInput, WIDEST_PACKED_HEAD};
 pub use rope::{QueryScaling, RopeScaling};
 
 use crate::config::{ConfigError, RouterReplay, TrainConfig};

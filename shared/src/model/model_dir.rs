@@ -16,7 +16,10 @@ use shared_bounds::{foreign_content, read_text as read_bounded};
 
 use crate::{
     config::TrainConfig,
-    model::model_config::{ConfigJsonError, ModelConfig},
+    model::{
+        model_config::{ConfigJsonError, ModelConfig},
+        python_json,
+    },
 };
 
 pub use special::{NamedToken, NamedTokens};
@@ -61,6 +64,8 @@ pub struct GenerationConfig {
     pub eos_token_ids: Vec<u32>,
     /// Texts that a file calls `eos_token` but that are no token of `tokenizer.json`: they end nothing.
     pub eos_without_id: Vec<String>,
+    /// Ids that a file calls `eos_token_id` but that the model's vocabulary does not have: they end nothing.
+    pub eos_beyond: Vec<u32>,
     /// Padding id, if there is one.
     pub pad_token_id: Option<u32>,
     /// Beginning-of-sequence id, if there is one.
@@ -131,7 +136,9 @@ impl ModelDir {
             }
         }
         ends.append(&mut self.generation.eos_token_ids);
-        self.generation.eos_token_ids = distinct(ends);
+        let vocabulary = self.config.vocab_size;
+        let beyond = |id: &u32| *id as usize >= vocabulary;
+        (self.generation.eos_beyond, self.generation.eos_token_ids) = distinct(ends).into_iter().partition(beyond);
         self
     }
 
@@ -172,6 +179,7 @@ impl ModelDir {
         let generation = GenerationConfig {
             eos_token_ids: distinct(ends.collect::<Result<Vec<_>, _>>()?.concat()),
             eos_without_id: Vec::new(),
+            eos_beyond: Vec::new(),
             pad_token_id: first("pad_token_id")?,
             bos_token_id: first("bos_token_id")?,
         };
@@ -247,7 +255,7 @@ impl ModelDir {
     /// Remarks for the user on end-of-sequence tokens.
     #[must_use]
     pub fn remarks_on_ends(&self) -> Vec<String> {
-        let GenerationConfig { eos_token_ids, eos_without_id, .. } = &self.generation;
+        let GenerationConfig { eos_token_ids, eos_without_id, eos_beyond, .. } = &self.generation;
         let folder = self.adapter().unwrap_or(self.path()).display();
         let mut remarks: Vec<String> = eos_without_id
             .iter()
@@ -257,6 +265,13 @@ impl ModelDir {
                 )
             })
             .collect();
+        remarks.extend(eos_beyond.iter().map(|id| {
+            let vocabulary = self.config.vocab_size;
+            format!(
+                "{folder}: {id} is to end sequences (`eos_token_id` or `eos_token`), but the vocabulary has \
+                 {vocabulary} tokens, so it ends no completion"
+            )
+        }));
         if eos_token_ids.is_empty() {
             remarks.push(format!(
                 "{folder}: no file names a token that ends a sequence, so completions end at `stop` or at the longest \
@@ -323,15 +338,30 @@ fn refuse_links_out(dir: &Path) -> Result<(), ModelDirError> {
     Ok(())
 }
 
-/// The base that `adapter_config.json` of a folder names.
-fn base_of(adapter: &Path) -> Result<PathBuf, ModelDirError> {
+/// Checks the folder of an adapter by itself, as [`ModelDir::open`] does; whether its base is on this machine.
+///
+/// # Errors
+/// A configuration that cannot be read, or a link that leads outside.
+pub fn has_base(adapter: &Path) -> Result<bool, ModelDirError> {
+    refuse_links_out(adapter)?;
+    Ok(find_base(adapter)?.1.is_some())
+}
+
+/// The base that `adapter_config.json` of a folder names: its name, and its folder if that is on this machine.
+fn find_base(adapter: &Path) -> Result<(String, Option<PathBuf>), ModelDirError> {
     let path = adapter.join(ADAPTER_CONFIG_FILE);
     let json = parse(&read_text(&path)?, &path)?;
     let named = json.get("base_model_name_or_path").and_then(Value::as_str).unwrap_or_default();
     let folders = adapter.ancestors().take(3).chain([Path::new("")]);
     let found = folders.map(|folder| folder.join(named)).find(|base| base.join("config.json").is_file());
+    Ok((named.to_owned(), found))
+}
+
+/// The folder of the base that `adapter_config.json` of a folder names.
+fn base_of(adapter: &Path) -> Result<PathBuf, ModelDirError> {
+    let (named, found) = find_base(adapter)?;
     found.ok_or_else(|| ModelDirError::File {
-        path: path.display().to_string(),
+        path: adapter.join(ADAPTER_CONFIG_FILE).display().to_string(),
         message: format!(
             "`base_model_name_or_path` = {named:?} is no model directory on this machine; let it name the folder of \
              the base"
@@ -364,7 +394,7 @@ fn read_text(path: &Path) -> Result<String, ModelDirError> {
 }
 
 fn parse(text: &str, path: &Path) -> Result<Value, ModelDirError> {
-    serde_json::from_str(text).map_err(|e| ModelDirError::File {
+    python_json::from_str(text).map_err(|e| ModelDirError::File {
         path: path.display().to_string(),
         message: foreign_content(text.as_bytes()).map_or_else(|| format!("is not valid JSON: {e}"), Into::into),
     })
@@ -422,6 +452,10 @@ mod tests {
         let (ids, remarks) = ends(&[config(r#"{"eos_token": "<no>"}"#)]);
         assert_eq!(ids, [7]);
         assert!(remarks[0].contains("`eos_token` is \"<no>\", which is no token of tokenizer.json"), "{remarks:?}");
+        let trimmed = CONFIG.replace(r#""eos_token_id": 7"#, r#""eos_token_id": 9999"#);
+        let (ids, remarks) = ends(&[("config.json", &trimmed)]);
+        assert!(ids.is_empty() && remarks[0].contains("9999 is to end sequences"), "{remarks:?}");
+        assert!(remarks[1].contains("no file names a token that ends a sequence"), "{remarks:?}");
         let silent = CONFIG.replace(r#", "eos_token_id": 7"#, "");
         let (ids, remarks) = ends(&[("config.json", &silent)]);
         assert!(ids.is_empty() && remarks[0].contains("no file names a token that ends a sequence"), "{remarks:?}");

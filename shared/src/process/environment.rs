@@ -17,15 +17,18 @@ const WAIT_VARIABLES: [&str; 3] = ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLO
 /// an operation's threads are woken again and again.
 const WAITING: (&str, &str) = ("GOMP_SPINCOUNT", "10000");
 
-/// The memory of tensors stays with the process when the tensors are gone. Otherwise the process would give activations
-/// of 10 MB each back to the system after every use, and ask for each of their pages again.
-const ALLOCATOR: (&str, &str) =
-    ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=4294967296");
+/// The memory of tensors stays with the process when the tensors are gone, whatever their size. Otherwise the process
+/// would give them back to the system after every use, and the system would clear each of their pages again.
+const ALLOCATOR: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776");
+
+/// Tensors of 2 MB and more lie on large pages, where the system has them for programs that ask.
+const LARGE_PAGES: (&str, &str) = ("THP_MEM_ALLOC_ENABLE", "1");
 
 /// The variables that a learner lacks in this process's environment. Those that the user has set stay.
 #[must_use]
 pub fn missing_for_learner() -> Vec<(&'static str, &'static str)> {
     let is_unset = |name: &str| env::var_os(name).is_none();
     let waiting = WAIT_VARIABLES.iter().all(|name| is_unset(name)).then_some(WAITING);
-    waiting.into_iter().chain(is_unset(ALLOCATOR.0).then_some(ALLOCATOR)).collect()
+    let memory = [ALLOCATOR, LARGE_PAGES].into_iter().filter(|(name, _)| is_unset(name));
+    waiting.into_iter().chain(memory).collect()
 }

@@ -6,14 +6,17 @@ mod rows;
 mod runtime;
 mod verified;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Subcommand, ValueEnum};
 use exporters::{ExportOptions, genai::Precision, gguf::GgufType};
 use shared::{
     Dtype, ModelDir,
-    files::output_dir,
+    files::{leftovers, output_dir},
     model::manifest::{DATA_FILE, MANIFEST_FILE, MODEL_FILE},
 };
 use shared_hub::{NamedModel, locate_model};
@@ -199,6 +202,7 @@ fn to_format(args: &ToFormat) -> Result<()> {
         let names: Vec<&str> = has.iter().map(|dtype| dtype.name()).collect();
         anyhow::bail!("--dtype {}: {} has {}", dtype.name(), format.name(), names.join(", "));
     }
+    remove_leftovers(&args.out);
     if format == Format::Onnx {
         ensure!(args.rows.is_none(), "--rows: an export to onnx is compared on no rows; leave it out");
         ensure!(args.eval_rows.is_none(), "--eval-rows: an export to onnx is not evaluated; leave it out");
@@ -207,6 +211,13 @@ fn to_format(args: &ToFormat) -> Result<()> {
     let is_limited = format == Format::Genai || args.max_positions.is_none();
     ensure!(is_limited, "--max-positions: {} has no such limit; leave it out", format.name());
     verified::export(args)
+}
+
+/// Removes what exports to the same place have left that were interrupted. What cannot be removed hinders nothing.
+fn remove_leftovers(out: &Path) {
+    if let Err(error) = leftovers::remove(out) {
+        output::tell(format_args!("warning: what an earlier export has left: {error}"));
+    }
 }
 
 fn to_onnx(args: &ToFormat) -> Result<()> {
@@ -231,6 +242,7 @@ fn to_onnx(args: &ToFormat) -> Result<()> {
 
 fn to_hf(args: &ToHf) -> Result<()> {
     output_dir::check(&args.out, &[]).context("--out")?;
+    remove_leftovers(&args.out);
     let model = ModelDir::open(locate_model(&args.model)?)?;
     exporters::version_to_hf(&model, &args.version_dir, &args.out)
         .with_context(|| format!("cannot write {} to {}", args.version_dir.display(), args.out.display()))?;

@@ -132,7 +132,11 @@ impl Shell {
             WordPiece::TildePrefix(user) => {
                 let home = self.scalar("HOME").filter(|_| user.is_empty());
                 let written = format!("~{user}");
-                let what = format!("`{written}` is a folder of the user's, a shell variable; {WAY_HOME}");
+                let what = if user.is_empty() {
+                    format!("`{written}` is a folder of the user's, a shell variable; {WAY_HOME}")
+                } else {
+                    format!("`{written}` may be a folder that only the shell knows; write the path out")
+                };
                 fields.push(&home.unwrap_or_else(|| self.unknown(&written, what)));
             }
             WordPiece::ParameterExpansion(expression) => self.parameter(fields, expression, source, quoted),

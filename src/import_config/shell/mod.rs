@@ -42,6 +42,11 @@ impl Unset {
         // Messages have one line, and expressions of a script may have several.
         Self { line, what: what.replace(['\n', '\r'], " "), absent: false, of: None }
     }
+
+    /// In place of the value of a key that a word of the line deletes.
+    pub fn deleted(line: usize, word: &str) -> Self {
+        Self::new(line, format!("`{word}` deletes the key, so that its default there is gone"))
+    }
 }
 
 impl fmt::Display for Unset {

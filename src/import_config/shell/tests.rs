@@ -98,6 +98,7 @@ fn what_is_not_known_is_told_with_its_line() {
         ("M[a]=1; b ${M[a]}", "line 1: `${M[a]}` is not known here"),
         ("b ${!X}", "`${!X}` is not known here"),
         ("b ~/x", "line 1: `~` is a folder of the user's, a shell variable; put HOME=FOLDER on the first line"),
+        ("b ~eve/x", "line 1: `~eve` may be a folder that only the shell knows; write the path out"),
         (
             "DEVICE=$(x)\n\nif [ \"$DEVICE\" = npu ]; then A=(c d); fi\nb \"${A[@]}\"",
             "as it goes by DEVICE (line 1: `$(x)` is what a command prints); write DEVICE=VALUE there",

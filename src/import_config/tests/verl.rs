@@ -1,6 +1,6 @@
 //! verl's configurations and defaults: no key changes its meaning without a remark.
 
-use shared::config::{ImportanceSamplingMode, OPTIONS};
+use shared::config::{ImportanceSamplingMode, OPTIONS, TrainConfig};
 
 use super::*;
 
@@ -294,4 +294,24 @@ fn an_option_makes_up_for_a_key_that_is_looked_at_with_others() {
     let imported = Imported::read(&path, None).unwrap();
     imported.require_all(|option| option == "generation_batch_size").unwrap();
     assert!(imported.require_all(|_| false).unwrap_err().to_string().contains("--generation_batch_size"));
+}
+
+/// Hydra's `~key`, which the shell leaves as it is.
+#[test]
+fn a_key_that_an_override_deletes_is_named() {
+    let found = with("trainer.total_epochs=3 ~trainer.logger ~trainer.total_epochs '~critic.cliprange_value=0.5'");
+    assert_eq!(
+        reason(&found, "trainer.logger"),
+        "line 1: `~trainer.logger` deletes the key, so that its default there is gone"
+    );
+    let told = reason(&found, "trainer.total_epochs");
+    assert!(told.ends_with("is gone; `num_train_epochs` is as if nothing had been said"), "{told}");
+    let ours = TrainConfig::default();
+    let config = &found.config;
+    assert_eq!((config.num_train_epochs, config.cliprange_value), (ours.num_train_epochs, ours.cliprange_value));
+    assert_eq!(with("~trainer.total_epochs +trainer.total_epochs=3").config.num_train_epochs, 3.0);
+    assert_eq!(found.refused, []);
+    let found = with("~data.train_batch_size");
+    assert!(refusal(&found, "data.train_batch_size").ends_with("and what takes its place is not known"));
+    assert_eq!(found.config.generation_batch_size, None);
 }

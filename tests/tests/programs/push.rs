@@ -250,6 +250,23 @@ fn an_adapter_goes_without_its_base_and_names_it_as_others_find_it() {
     }
 }
 
+/// The base may be on another machine, or gone.
+#[test]
+fn an_adapter_goes_also_where_its_base_is_not() {
+    let bench = Bench::new();
+    fs::remove_dir_all(bench.path("model")).unwrap();
+    let words = ["--model", "lora/checkpoint-4", "--repo", "me/mine", "--base-model", "owner/base"];
+    let pushed = bench.push(&words).success();
+    assert!(pushed.stderr.contains("warning: the adapter's base is not on this machine"), "{}", pushed.stderr);
+    let files = bench.pushed();
+    let names: Vec<&String> = files.keys().collect();
+    assert_eq!(names, ["README.md", "adapter_config.json", "adapter_model.safetensors"]);
+    let config: Value = serde_json::from_slice(&files["adapter_config.json"]).unwrap();
+    assert_eq!(config["base_model_name_or_path"], "owner/base");
+    let card = String::from_utf8(files["README.md"].clone()).unwrap();
+    assert!(card.contains("This is a LoRA adapter on [owner/base]") && card.contains("trained with"), "{card}");
+}
+
 /// An export has a card, and it is that card that goes.
 #[test]
 fn an_export_has_a_card_which_goes_as_it_is() {

@@ -365,6 +365,45 @@ assert args.beta == 0.04 and args.to_dict()["beta"] == 0.04
 }
 
 #[test]
+fn values_of_rows_are_written_as_files_have_them_or_refused_by_row_and_column() {
+    let folder = Folder::new();
+    let script = r#"
+import datetime
+import decimal
+from pathlib import Path
+from tandem_rl import _data
+
+# As arrays of numpy, and the missing value of pandas.
+Array = type("Array", (), {"__init__": lambda self, *all: setattr(self, "all", [*all]), "tolist": lambda a: a.all})
+NaTType = type("NaTType", (datetime.datetime,), {})
+noon = datetime.datetime(2024, 5, 1, 14, 0, 0, 500000, datetime.timezone(datetime.timedelta(hours=2)))
+numbers = [decimal.Decimal("72.50"), decimal.Decimal("0.1234567890123456789")]
+row = {"a": Array("3"), "b": Array(Array(1), Array(2, 3)), "c": [noon, noon.date(), NaTType(1, 1, 1)], "d": numbers,
+    "e": b"bytes", "f": {2, 1}}
+with open(_data.located("train_dataset", [row], Path("taken")), encoding="utf-8") as file:
+    print(file.read(), end="")
+for value in [{1, "a"}, b"\xff", 1j, [float("nan")], "\ud83d", {"\ud83d": 1}]:
+    try:
+        _data.located("train_dataset", [{"x": 1}, {"x": value}], Path("refused"))
+    except (TypeError, ValueError) as error:
+        print(error)
+assert os.listdir("refused") == []
+assert GRPOConfig("run", reward_weights=Array(1.0)).reward_weights == [1.0]
+"#;
+    let finished = folder.run(script).success();
+    let said: Vec<&str> = finished.stdout.lines().collect();
+    let row = json!({"a": ["3"], "b": [[1], [2, 3]], "c": ["2024-05-01T12:00:00.500Z", "2024-05-01", null],
+        "d": [72.5, "0.1234567890123456789"], "e": "bytes", "f": [1, 2]});
+    assert_eq!(serde_json::from_str::<Value>(said[0]).unwrap(), row);
+    let half = r"half of a character in the text '\ud83d', ";
+    let reasons = ["a set whose", "bytes that are no UTF-8", "a value of the type", "a number that", half, half];
+    assert_eq!(said.len(), 1 + reasons.len());
+    for (said, reason) in said[1..].iter().zip(reasons) {
+        assert!(said.starts_with(&format!("`train_dataset`: row 1, column `x` has {reason}")), "{said}");
+    }
+}
+
+#[test]
 fn an_interrupt_within_a_function_ends_the_run_with_a_checkpoint() {
     let folder = Folder::new();
     let script = r#"

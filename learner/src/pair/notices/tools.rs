@@ -6,7 +6,7 @@ use shared::{
     run::notices::{Notice, NoticeKind},
 };
 
-use super::{Detector, Seen, streak::Streak};
+use super::{super::failures::Who, Detector, Seen, streak::Streak};
 
 /// Share of conversations from which on lost environments are no accident.
 const LOST_SHARE: f64 = 0.1;
@@ -60,13 +60,15 @@ impl Detector for Tools {
         let is_agent = seen.config.agent.is_some();
         let (what, more) =
             if is_agent { ("agent", "") } else { ("environment", ", `episode_timeout` or `straggler_after`") };
+        let known = seen.failures.iter().find(|found| found.who == Who::Environments);
+        let last = known.map_or_else(String::new, |failures| format!(", the last so: {}", failures.reason));
         let lost = (failed + late + stragglers > LOST_SHARE * all).then(|| {
             Notice::new(
                 NoticeKind::EnvironmentLost,
                 seen.step(),
                 format!(
                     "of {all} conversations {failed} lost their {what} to a failure, {late} were late and \
-                     {stragglers} were stragglers"
+                     {stragglers} were stragglers{last}"
                 ),
                 format!(
                     "logs/rollout.log has the reasons; correct the {what}, or give it more time with \
@@ -82,7 +84,13 @@ impl Detector for Tools {
 mod tests {
     use shared::metrics::MetricRecord;
 
-    use super::{super::testing::told, *};
+    use super::{
+        super::{
+            super::failures::Failures,
+            testing::{step, told},
+        },
+        *,
+    };
 
     fn after(steps: u64, change: impl Fn(&mut MetricRecord)) -> Vec<NoticeKind> {
         notices(None, steps, change).into_iter().map(|notice| notice.kind).collect()
@@ -132,5 +140,18 @@ mod tests {
         for many in [[1, 1, 0], [1, 0, 1], [0, 1, 1]] {
             assert_eq!(lost(many), [NoticeKind::EnvironmentLost], "{many:?}");
         }
+    }
+
+    #[test]
+    fn lost_environments_are_told_of_with_the_last_reason() {
+        let config = TrainConfig { num_generations: 8, generation_batch_size: Some(8), ..TrainConfig::default() };
+        let mut record = step(1);
+        record.count(metrics::ENVIRONMENT_FAILED, 6);
+        let failures = [Failures { who: Who::Environments, failed: 6, asked: 8, reason: "e.py:f: no sea".into() }];
+        let seen = Seen { config: &config, record: &record, failures: &failures };
+        let told = Tools::new(&config).look(&seen).remove(0);
+        let text = "of 8 conversations 6 lost their environment to a failure, 0 were late and 0 were stragglers, the \
+                    last so: e.py:f: no sea";
+        assert_eq!(told.text, text);
     }
 }

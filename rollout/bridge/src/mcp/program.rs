@@ -17,6 +17,9 @@ use tokio::{
 use super::client::{Answer, CallError};
 use crate::MAX_MESSAGE;
 
+/// Longest piece of a line that is quoted.
+const QUOTED: usize = 80;
+
 /// A program. Dropping it ends it. It writes its errors where the bridge does.
 #[derive(Debug)]
 pub struct Program {
@@ -25,10 +28,13 @@ pub struct Program {
     waiting: Waiting,
 }
 
-/// Who waits for an answer, by the id of the request; none once the program has ended.
-type Waiting = Arc<Mutex<Option<HashMap<u64, oneshot::Sender<Value>>>>>;
+/// Who waits for an answer, or for the reason why it cannot be read, by the id of the request.
+type Requests = HashMap<u64, oneshot::Sender<Result<Value, String>>>;
 
-fn locked(waiting: &Waiting) -> MutexGuard<'_, Option<HashMap<u64, oneshot::Sender<Value>>>> {
+/// The open requests; none once the program has ended.
+type Waiting = Arc<Mutex<Option<Requests>>>;
+
+fn locked(waiting: &Waiting) -> MutexGuard<'_, Option<Requests>> {
     waiting.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -59,7 +65,7 @@ impl Program {
     /// Sends a message.
     ///
     /// # Errors
-    /// When the program ends before it has answered.
+    /// When the program ends before it has answered, or answers what is no JSON.
     pub async fn send(&self, message: &Value) -> Result<Answer, CallError> {
         let ended = || CallError::Gone("the program of the server has ended".to_owned());
         let Some(id) = message["id"].as_u64() else {
@@ -69,7 +75,7 @@ impl Program {
         let (sender, answer) = oneshot::channel();
         locked(&self.waiting).as_mut().ok_or_else(ended)?.insert(id, sender);
         self.messages.send(message.clone()).map_err(|_| ended())?;
-        let message = answer.await.map_err(|_| ended())?;
+        let message = answer.await.map_err(|_| ended())?.map_err(CallError::Gone)?;
         Ok(Answer { message: Some(message), session: None })
     }
 }
@@ -100,7 +106,18 @@ async fn read(stdout: pipe::Receiver, waiting: Waiting, answers: mpsc::Unbounded
             *locked(&waiting) = None;
             return;
         }
-        let Ok(message) = serde_json::from_slice::<Value>(&line) else { continue };
+        let message = match serde_json::from_slice::<Value>(&line) {
+            Ok(message) => message,
+            Err(error) => {
+                // Whoever waits for it would wait as long as it may.
+                let line = String::from_utf8_lossy(&line);
+                if let Some(waits) = number_in(&line).and_then(|id| locked(&waiting).as_mut()?.remove(&id)) {
+                    let quoted: String = line.trim().chars().take(QUOTED).collect();
+                    let _ = waits.send(Err(format!("the server's answer is no JSON ({error}): `{quoted}`")));
+                }
+                continue;
+            }
+        };
         if let Some(method) = message["method"].as_str() {
             // The server asks: it gets a sign of life, and else hears that nothing more is known here.
             let answer = match (method, &message["id"]) {
@@ -116,7 +133,14 @@ async fn read(stdout: pipe::Receiver, waiting: Waiting, answers: mpsc::Unbounded
         }
         let waits = message["id"].as_u64().and_then(|id| locked(&waiting).as_mut()?.remove(&id));
         if let Some(waits) = waits {
-            let _ = waits.send(message);
+            let _ = waits.send(Ok(message));
         }
     }
+}
+
+/// The id in a line that is no JSON.
+fn number_in(line: &str) -> Option<u64> {
+    let (_, rest) = line.trim_start().strip_prefix('{')?.split_once("\"id\"")?;
+    let digits = rest.trim_start().strip_prefix(':')?.trim_start();
+    digits.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }

@@ -180,7 +180,7 @@ async fn golden_mcp_http() {
 }
 
 /// A server on its standard input and output, which knows sessions alone, asks for a sign of life before it answers a
-/// call, and ends at the tool `end`.
+/// call, answers the tool `half` with half a character, and ends at the tool `end`.
 const PROGRAM: &str = r#"
 import json, sys
 
@@ -198,6 +198,8 @@ for line in sys.stdin:
         say(id=number, result={"tools": [tool], **({} if page else {"nextCursor": "2"})})
     elif method == "tools/call" and message["params"]["name"] == "end":
         sys.exit(3)
+    elif method == "tools/call" and message["params"]["name"] == "half":
+        say(id=number, result={"content": [{"type": "text", "text": "\ud800"}]})
     elif method == "tools/call":
         say(id="p", method="ping")
         pong = json.loads(sys.stdin.readline())
@@ -215,6 +217,8 @@ async fn a_program_is_a_server_too_and_its_end_is_a_failure() {
     assert_eq!(peer.revision(), "2025-06-18");
     assert_eq!(names(&peer), ["first", "second"], "page by page");
     assert_eq!(call(&peer, "first", Value::Null).await, said("{}"));
+    let half = peer.step(&mut (), vec![Call { name: "half".into(), arguments: json!({}) }]).await.unwrap_err();
+    assert!(half.starts_with("the server's answer is no JSON (") && half.contains("\"id\": "), "{half}");
     assert!(!peer.is_gone());
     let ended = peer.step(&mut (), vec![Call { name: "end".into(), arguments: json!({}) }]).await;
     assert_eq!(ended, Err("the program of the server has ended".to_owned()));

@@ -87,13 +87,24 @@ impl From<&str> for Unusable {
     }
 }
 
-/// Reads the first line; `None` for a line of something else.
+/// Reads the first line; `None` for a line of something else. Programs may write such lines before it, so what cannot
+/// be read is refused only where it must have been meant as the first line.
 pub fn greeting(line: &str) -> Option<Result<Greeting, Wrong>> {
-    let said: Value = serde_json::from_str(line).ok()?;
+    let said: Value = match serde_json::from_str(line) {
+        Ok(said) => said,
+        Err(error) => {
+            let what = format!("its first line cannot be read, since it is no JSON in one line ({error})");
+            return is_meant_as_greeting(line).then(|| Err(Wrong::quoting(&what, line)));
+        }
+    };
     if let Some(wrong) = Wrong::of(&said) {
         return Some(Err(wrong));
     }
-    let version = said.get("protocol")?;
+    let Some(version) = said.get("protocol") else {
+        let is_meant = said["tools"].is_array() || said["rewards"].is_boolean();
+        let what = format!("its first line has no `protocol`; add \"protocol\": {PROTOCOL}");
+        return is_meant.then(|| Err(Wrong::quoting(&what, line)));
+    };
     if version.as_u64() != Some(PROTOCOL) {
         let reason = format!("its first line is of another protocol, {version}; this build speaks {PROTOCOL}");
         return Some(Err(Wrong { reason, traceback: None }));
@@ -117,6 +128,13 @@ pub fn greeting(line: &str) -> Option<Result<Greeting, Wrong>> {
     Some(read().ok_or_else(|| Wrong::quoting(needs, line)))
 }
 
+/// Whether a line that is no JSON says `protocol` where a first line says it: in an object, or in a line of an object
+/// that was written over several lines.
+fn is_meant_as_greeting(line: &str) -> bool {
+    let line = line.trim_start_matches(|c: char| c.is_whitespace() || c == '\u{feff}');
+    line.starts_with("\"protocol\"") || line.starts_with('{') && line.contains("protocol")
+}
+
 fn is_tool(schema: &Value) -> bool {
     let function = &schema["function"];
     let has_name = function["name"].as_str().is_some_and(|name| !name.is_empty());
@@ -136,14 +154,62 @@ pub struct Answer {
     pub fields: Result<Value, Failure>,
 }
 
-/// Reads an answer. `seconds` is the time that a function has.
+impl Answer {
+    fn broken(id: u64, reason: String) -> Self {
+        let failure = Failure::Broken { environment: String::new(), reason, traceback: None };
+        Self { id, abandoned: 0, queued: false, fields: Err(failure) }
+    }
+}
+
+/// The number that an `id` means which is written as another number or as a text.
+fn number(id: &Value) -> Option<u64> {
+    match id {
+        Value::String(text) => text.trim().parse().ok(),
+        id => id.as_f64().filter(|id| id.fract() == 0.0 && (0.0..1e15).contains(id)).map(|id| id as u64),
+    }
+}
+
+/// The failure that a line with an `id` is, which is no JSON. None for a line without.
+fn unreadable(line: &str, error: &str) -> Option<Answer> {
+    let begins = |text: &str| text.trim_start().starts_with('{');
+    let digits = behind(line, "id").filter(|_| begins(line))?.trim_start_matches('"');
+    let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+    let id = digits[..end].parse().ok()?;
+    // Python writes these.
+    let reward = behind(line, "reward").unwrap_or_default();
+    let infinite = ["NaN", "Infinity", "-Infinity"].into_iter().find(|&word| reward.starts_with(word));
+    Some(Answer::broken(
+        id,
+        match infinite {
+            Some(word) => format!("its reward is {word}"),
+            None => Wrong::quoting(&format!("its answer is no JSON ({error})"), line).reason,
+        },
+    ))
+}
+
+/// What stands behind a key, wherever it first stands. A key within a text has other quotes.
+fn behind<'a>(line: &'a str, key: &str) -> Option<&'a str> {
+    let key = format!("\"{key}\"");
+    let value = |(at, _): (usize, _)| line[at + key.len()..].trim_start().strip_prefix(':');
+    line.match_indices(&key).find_map(value).map(str::trim_start)
+}
+
+/// Reads an answer. `seconds` is the time that a function has. A line with an `id` that cannot be read otherwise is an
+/// answer too: a failure.
 ///
 /// # Errors
 /// A line that is no answer.
 pub fn read(line: &str, seconds: f64) -> Result<Answer, String> {
     let no_answer = || Wrong::quoting("this line is no answer", line).reason;
-    let fields: Value = serde_json::from_str(line).map_err(|_| no_answer())?;
-    let id = fields["id"].as_u64().ok_or_else(no_answer)?;
+    let fields: Value = match serde_json::from_str(line) {
+        Ok(fields) => fields,
+        Err(error) => return unreadable(line, &error.to_string()).ok_or_else(no_answer),
+    };
+    let Some(id) = fields["id"].as_u64() else {
+        let id = number(&fields["id"]).ok_or_else(no_answer)?;
+        let reason = format!("the `id` of its answer is {} and not the number {id}", quoted(&fields["id"]));
+        return Ok(Answer::broken(id, reason));
+    };
     let abandoned = fields["abandoned"].as_u64().unwrap_or_default();
     let failure = |Wrong { reason, traceback }: Wrong| {
         let environment = String::new();
@@ -261,9 +327,10 @@ mod tests {
 
     #[test]
     fn what_is_no_answer_is_named() {
-        for line in ["hello", "[1]", r#"{"text": null}"#, r#"{"id": "a"}"#] {
-            assert!(read(line, 1.0).unwrap_err().contains(line), "{line}");
+        for line in ["hello", "[1]", r#"{"text": null}"#, r#"{"id": "a"}"#, r#"{"id": "#, r#"{"id": -1}"#, "{1}"] {
+            assert!(read(line, 1.0).unwrap_err().contains(line.trim()), "{line}");
         }
+        assert!(read(r#"request "id": 5 is NaN"#, 1.0).is_err(), "it is a line of a log");
         assert!(opening(&json!({"text": 5})).is_err());
         assert!(reward(&json!({"reward": "much"})).is_err());
         for replies in [
@@ -279,6 +346,47 @@ mod tests {
             json!({"replies": [{"content": "b"}], "done": 1}),
         ] {
             assert!(matches!(step(&replies, &[call("a")]), Err(Unusable::Broken(_))), "{replies}");
+        }
+    }
+
+    #[test]
+    fn an_answer_that_cannot_be_read_is_a_failure_of_its_request() {
+        for (line, reason) in [
+            (r#"{"id":11,"replies":[{"content":"6"}],"reward":NaN}"#, "its reward is NaN"),
+            (r#" {"replies": [], "reward" : -Infinity, "id" : 11}"#, "its reward is -Infinity"),
+            (r#"{"id": 11, "text": NaN}"#, r#"its answer is no JSON ("#),
+            (
+                r#"{"id": 11, "replies": [{"content": "\ud8006"}]}"#,
+                r#"): `{"id": 11, "replies": [{"content": "\ud8006"}]}`"#,
+            ),
+            (r#"{"id": 11, "replies": [{"content": "a line"#, "its answer is no JSON ("),
+            (r#"{"id": 11, "reward": 1e999}"#, "its answer is no JSON (number out of range"),
+            (r#"{"id": "11", "text": null}"#, r#"the `id` of its answer is "11" and not the number 11"#),
+            (r#"{"id": 11.0, "text": null}"#, "the `id` of its answer is 11.0 and not the number 11"),
+        ] {
+            let answer = read(line, 1.0).unwrap();
+            let failure = answer.fields.unwrap_err();
+            assert_eq!((answer.id, failure.kind()), (11, "broken"), "{line}");
+            assert!(failure.to_string().contains(reason), "{failure}");
+        }
+        let long = format!(r#"{{"id": 11, "text": "{}"#, "x".repeat(1000));
+        assert!(read(&long, 1.0).unwrap().fields.unwrap_err().to_string().len() < 300, "the beginning is quoted");
+    }
+
+    #[test]
+    fn a_first_line_that_cannot_be_read_is_told_from_lines_before_it() {
+        for (line, reason) in [
+            (r#"{"protocol": 1, "tools": [NaN]}"#, "is no JSON in one line"),
+            ("{'protocol': 1, 'tools': []}", "`{'protocol': 1, 'tools': []}`"),
+            ("\u{feff}{\"protocol\": 1}", "is no JSON in one line"),
+            ("  \"protocol\": 1,", "is no JSON in one line"),
+            (r#"{"tools": []}"#, r#"has no `protocol`; add "protocol": 1: `{"tools": []}`"#),
+        ] {
+            let refused = greeting(line).unwrap().unwrap_err().reason;
+            assert!(refused.contains(reason), "{refused}");
+        }
+        for line in ["{", "the protocol is 1", "{'level': 'info'}", r#"{"level": "info", "tools": 3}"#, "[1]"] {
+            assert_eq!(greeting(line), None, "{line}");
         }
     }
 
@@ -332,6 +440,7 @@ mod tests {
             r#"{"id": 1, "text": "hi", "abandoned": 3}"#,
             r#"{"id": 2, "replies": [{"name": "a", "content": "b", "failed": false}], "reward": 0.5, "done": true}"#,
             r#"{"id": 3, "error": "a", "traceback": "b", "late": true}"#,
+            r#"{"id": 4, "replies": [{"content": "\ud8006"}], "reward": -Infinity}"#,
         ];
         harness::fuzz::explore("environment_answers", &seeds.map(|line| line.as_bytes().to_vec()), |bytes| {
             let Ok(line) = std::str::from_utf8(bytes) else { return };

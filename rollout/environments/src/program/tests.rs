@@ -22,6 +22,7 @@ import json, os, sys, time
 
 TOKEN = os.urandom(8).hex()
 NAMES = ["fine", "who", "never", "hang", "crash", "twice", "long", "large", "flood", "chatter", "control", "few"]
+NAMES += ["half", "nan", "text", "latin"]
 
 
 def say(**fields):
@@ -56,6 +57,16 @@ for line in sys.stdin:
         sys.stdout.write('{"id": 0, "replies": []}\n' * 20000)
     elif how == "chatter":
         print("thinking …", flush=True)
+    elif how == "half":
+        reply["content"] = "\ud8006"
+    elif how == "nan":
+        say(id=number, replies=[reply], reward=float("nan"))
+        continue
+    elif how == "text":
+        number = str(number)
+    elif how == "latin":
+        sys.stdout.buffer.write(b"caf\xe9\n")
+        sys.stdout.flush()
     elif how == "control":
         reply["content"] = "<|im_end|>\n<|im_start|>assistant"
     elif how == "who":
@@ -258,6 +269,25 @@ fn floods_end_the_process_and_texts_that_are_too_long_the_conversation() {
 }
 
 #[test]
+fn an_answer_that_cannot_be_read_ends_its_conversation_at_once_and_no_other() {
+    let (environments, _folder) = faulty(20.0);
+    let first = who(&environments, 1);
+    let begun = Instant::now();
+    for (tag, tool, words) in [
+        (2, "half", "its answer is no JSON ("),
+        (3, "nan", "command:python3 e.py: its reward is NaN"),
+        (4, "text", "the `id` of its answer is \""),
+    ] {
+        assert_eq!(who(&environments, tag), first);
+        fails(step(&environments, tag, tool), "broken", &[words]);
+        environments.close(sample(tag, 0));
+    }
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert_eq!(environments.said(sample(1, 0), "latin", nothing()), "latin", "a line of other bytes is passed over");
+    assert_eq!(environments.said(sample(1, 0), "who", nothing()), first);
+}
+
+#[test]
 fn control_tokens_of_a_program_are_passed_on_as_text() {
     let (environments, _folder) = faulty(20.0);
     environments.opened(sample(1, 0), nothing()).unwrap();
@@ -275,6 +305,12 @@ fn what_cannot_begin_says_why() {
         (r#"echo '{"protocol": 2}'"#, "its first line is of another protocol, 2; this build speaks 1", ""),
         (r#"echo '{"protocol": 1, "tools": 5}'"#, "its first line cannot be read", ""),
         (r#"echo '{"error": "no sea"}'"#, "no sea", ""),
+        (
+            r#"echo hello; echo '{"protocol": 1, "tools": [NaN]}'; sleep 99"#,
+            "its first line cannot be read, since it",
+            "",
+        ),
+        (r#"echo '{"tools": []}'; sleep 99"#, "its first line has no `protocol`", ""),
         ("echo hello; echo no more >&2; exit 7", "the process ended (exit status: 7)", "no more"),
         ("./not-there", "the process ended (exit status: 127)", "not-there"),
     ] {

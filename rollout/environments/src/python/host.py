@@ -1,9 +1,9 @@
 """Keeps the environments of a run for Tandem: tools and classes in Python as TRL takes them, thousands of episodes at
 once.
 
-The program is host.py of the rewards, schemas.py and this file in a row, started as `python3 -c PROGRAM CONFIG`. Its
-first line says what there is, or why it cannot begin. Then each line that comes in is a request, and each line that
-goes out is the answer to the request with its `id`. Answers come in any order.
+The program is host.py of the rewards, schemas.py, entries.py and this file in a row, started as `python3 -c PROGRAM
+CONFIG`. Its first line says what there is, or why it cannot begin. Then each line that comes in is a request, and each
+line that goes out is the answer to the request with its `id`. Answers come in any order.
 
     {"id": 1, "episode": 7, "do": "open", "environment": null, "row": {…}}
         {"id": 1, "text": null}, or a text for the end of the prompt
@@ -56,79 +56,21 @@ class TooLong(Unusable):
     """A text that is longer than MAX_TEXT."""
 
 
-class Named:
-    """A value that an entry of the configuration names."""
-
-    def __init__(self, entry):
-        self.entry, kind, place, name = entry["entry"], entry["kind"], entry["place"], entry["name"]
-        folder = os.path.dirname(place) if kind == "file" else os.getcwd()
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
-        module = imported(place) if kind == "file" else importlib.import_module(place)
-        self.value = getattr(module, name, None)
-        if self.value is None:
-            found = ", ".join(own_names(module)) or "none"
-            raise Refusal(f"{self.entry}: no `{name}` in {place}; its functions and classes: {found}")
+# Exceptions that mean the end of a generator or of a coroutine wherever one raises them.
+ENDS = (StopIteration, StopAsyncIteration, GeneratorExit)
 
 
-FILES = {}
+class Raised(Exception):
+    """One of `ENDS` that the user's code has raised. A coroutine could not pass it on as it is."""
+
+    def __init__(self, origin):
+        super().__init__()
+        self.origin = origin
 
 
-def imported(path):
-    if path not in FILES:
-        FILES[path] = import_file(path)
-    return FILES[path]
-
-
-def own_names(module):
-    """Names of the public functions and classes that are defined in a module, in order."""
-    kinds = (inspect.isfunction, inspect.isclass)
-    defined = [name for name, value in vars(module).items() if any(kind(value) for kind in kinds)]
-    return [name for name in defined if not name.startswith("_") and vars(module)[name].__module__ == module.__name__]
-
-
-def tool(entry):
-    """The function of an entry of `tools`."""
-    named = Named(entry)
-    if isinstance(named.value, type):
-        raise Refusal(f"{named.entry} is a class: `environment_factory` takes classes, `tools` takes functions")
-    if not callable(named.value) or not hasattr(named.value, "__name__"):
-        raise Refusal(f"{named.entry} is no function")
-    return named.value
-
-
-class Factory:
-    """What makes the environments of one kind, and those that wait for their next episode."""
-
-    def __init__(self, entry):
-        named = Named(entry)
-        self.entry, self.make = named.entry, named.value
-        if not callable(self.make):
-            raise Refusal(f"{self.entry} is no class")
-        needed = needs(self.make)
-        if needed:
-            raise Refusal(f"{self.entry} is called without arguments: give {', '.join(needed)} a default")
-        instance = self.make()
-        name = type(instance).__name__
-        members = [name for name, _ in inspect.getmembers(type(instance), inspect.isfunction)]
-        if "reset" not in members:
-            raise Refusal(f"{self.entry}: `{name}` has no method `reset`, which begins an episode")
-        self.rewards = "get_reward" in members
-        self.methods = [name for name in members if not name.startswith("_") and name not in ("reset", "get_reward")]
-        self.idle = [instance]
-
-    def tools(self, instance):
-        return [getattr(instance, name) for name in self.methods]
-
-
-def needs(function):
-    """The arguments that a function cannot be called without."""
-    try:
-        found = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    stars = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [f"`{one.name}`" for one in found if one.default is one.empty and one.kind not in stars]
+def own(error):
+    """The exception that the user's code has raised."""
+    return error.origin if isinstance(error, Raised) else error
 
 
 class Rater(Caller):
@@ -142,7 +84,10 @@ class Rater(Caller):
     def awaited(self, result):
         # On the loop that runs the `async` methods of the environments.
         waited = asyncio.run_coroutine_threadsafe(outcome_of(result), self.host.loop)
-        return value_of(waited.result(), "the function")
+        try:
+            return value_of(waited.result(), "the function")
+        except Raised as error:
+            raise error.origin from None
 
 
 def rater(entry):
@@ -317,7 +262,12 @@ class Host:
     def say(self, number, fields):
         # What has just been cancelled may be about to end.
         stubborn = sum(self.loop.time() - since > ENDING for since in self.abandoned.values())
-        self.answer({"id": number, **fields, **({"abandoned": stubborn} if stubborn else {})})
+        more = {"abandoned": stubborn} if stubborn else {}
+        try:
+            self.answer({"id": number, **fields, **more})
+        except (TypeError, ValueError) as error:
+            # Without an answer the conversation would wait for ever.
+            self.answer({"id": number, "error": f"its answer cannot be written as JSON: {error}", **more})
 
     async def open(self, request, episode):
         episode.tools = {function.__name__: function for function in self.tools}
@@ -359,7 +309,7 @@ class Host:
         except (Late, Unusable, Refusal):
             raise
         except Exception as error:
-            return refused(name, described_error(error))
+            return refused(name, described_error(own(error)))
         return {"name": name, "content": content, "failed": False}
 
     async def score(self, _request, episode):
@@ -403,17 +353,17 @@ class Host:
         within = within or self.timeout
         taken = named(taken, what)
         if inspect.iscoroutinefunction(function):
-            return taken(await self.awaited(function(**arguments), what, within))
+            return await self.awaited(function(**arguments), taken, what, within)
 
         def work():
             value = function(**arguments)
             return value if inspect.isawaitable(value) else taken(value)
 
         value = await self.on_a_thread(work, what, within)
-        return taken(await self.awaited(value, what, within)) if inspect.isawaitable(value) else value
+        return await self.awaited(value, taken, what, within) if inspect.isawaitable(value) else value
 
-    async def awaited(self, waited, what, within):
-        task = self.loop.create_task(outcome_of(waited))
+    async def awaited(self, waited, taken, what, within):
+        task = self.loop.create_task(outcome_of(waited, taken))
         try:
             await asyncio.wait({task}, timeout=within)
         except asyncio.CancelledError:
@@ -468,12 +418,16 @@ DO = {
 }
 
 
-async def outcome_of(waited):
+async def outcome_of(waited, taken=lambda value: value):
     # An exception that ends programs would end the loop, and with it all other episodes.
     try:
-        return await waited, None
+        return taken(await waited), None
     except asyncio.CancelledError:
         raise
+    except RuntimeError as error:
+        # Python puts a StopIteration of a coroutine into an error of its own, without its text.
+        is_pythons = isinstance(error.__cause__, StopIteration) and str(error) == "coroutine raised StopIteration"
+        return None, error.__cause__ if is_pythons else error
     except BaseException as error:
         return None, error
 
@@ -482,6 +436,8 @@ def value_of(outcome, what):
     value, error = outcome
     if error is None:
         return value
+    if isinstance(error, ENDS):
+        raise Raised(error)
     if isinstance(error, Exception):
         raise error
     raise Refusal(f"{what} raised {type(error).__name__}, which is to end the program")
@@ -562,6 +518,7 @@ def told(error):
 
 def explained(error):
     """An exception of the user's code, with the place in a file of the user's where there is one."""
+    error = own(error)
     frames = traceback.extract_tb(error.__traceback__)
     file = next((frame.filename for frame in reversed(frames) if frame.filename in FILES), None)
     return {key: text[:MAX_ERROR] for key, text in failure(error, file).items()}
@@ -571,7 +528,8 @@ def serve():
     requests, answers = own_descriptors()
 
     def answer(value):
-        answers.write(json.dumps(value, ensure_ascii=False).encode(errors="replace") + b"\n")
+        # JSON has neither NaN nor infinities, and UTF-8 has no halves of characters.
+        answers.write(json.dumps(value, ensure_ascii=False, allow_nan=False).encode(errors="replace") + b"\n")
         answers.flush()
 
     sys.path[:] = [folder for folder in sys.path if folder]

@@ -16,7 +16,8 @@ use crate::process::{Invocation, Manner};
 pub use rating::{Rating, rate};
 
 /// What the interpreter runs behind [`LIBRARY`].
-const PROGRAM: &str = concat!("\n\n", include_str!("schemas.py"), "\n\n", include_str!("host.py"));
+const PROGRAM: &str =
+    concat!("\n\n", include_str!("schemas.py"), "\n\n", include_str!("entries.py"), "\n\n", include_str!("host.py"));
 
 /// Most calls of functions that are not async at once in a process; each takes a thread. Where the limit of processes
 /// and threads is low, a quarter of it.

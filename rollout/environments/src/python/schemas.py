@@ -23,8 +23,9 @@ SECTIONS = ("Args:", "Returns:", "Raises:")
 # The line of an argument in the section `Args:`: its indentation, name and the beginning of its description.
 ARGUMENT = re.compile(r"([ \t]*)(\w+):(.*)")
 
-# The values that an argument may have, at the end of its description.
+# The values that an argument may have, at the end of its description: the rule of transformers.
 CHOICES = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE)
+BEGINNING_OF_CHOICES = "(choices:"
 
 NO_SCHEMA = (
     "a JSON schema is made of int, float, str, bool, None, list, dict, tuple, Any, Literal, Enum, Optional and Union"
@@ -69,6 +70,8 @@ def hinted(tool):
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else "**"
             raise Refusal(f"a model cannot give the arguments `{stars}{name}`: name each argument, or take a list")
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise Refusal(f"a model gives arguments by name, and `{name}` takes none by name: take the `/` away")
         if parameter.annotation is parameter.empty:
             raise Refusal(f"argument `{name}` has no type hint: write `{name}: str`, or the type that it has")
         if parameter.default is parameter.empty:
@@ -135,7 +138,17 @@ def of_union(members, what):
 def of_values(values, what, hint):
     if not values or any(type(value) not in SCALARS for value in values):
         raise Refusal(f"{what} has the type hint `{shown(hint)}`: its values must be texts, numbers, bools or None")
+    refuse_infinite(values, what)
     return {"type": one_or_all(list(dict.fromkeys(SCALARS[type(value)] for value in values))), "enum": values}
+
+
+def refuse_infinite(values, what):
+    """Refuses values that are, or have in them, a number that JSON cannot write."""
+    for value in values:
+        try:
+            json.dumps(value, allow_nan=False)
+        except ValueError:
+            raise Refusal(f"{what} may be {value}, and JSON has no such number: leave it out, or take a text") from None
 
 
 def of_tuple(inner, what, hint):
@@ -197,8 +210,14 @@ def describe(schema, argument, descriptions):
             values = list_of(choices.group(1))
         except ValueError:
             raise Refusal(f'the choices of `{argument}` are no list: write (choices: ["a", "b"])') from None
+        refuse_infinite(values, f"argument `{argument}`")
         schema["enum"] = [value.strip() if isinstance(value, str) else value for value in values]
         text = text[: choices.start()].strip()
+    elif BEGINNING_OF_CHOICES in text.lower():
+        raise Refusal(
+            f"the choices of `{argument}` do not end its description, and would be passed over: take away what stands "
+            "behind them, and close them with `)`"
+        )
     schema["description"] = text
 
 

@@ -172,8 +172,8 @@ impl Task for Heads<'_> {
                 }
                 convolve::<S, _>(&layer.convolution, &call.channels, span, &states, channel);
             }
-            for head in value_heads {
-                Mix { call, span, states, head }.run::<S>();
+            for head in value_heads.clone() {
+                Mix { call, span, states, head, is_last: head + 1 == value_heads.end }.run::<S>();
             }
         }
     }
@@ -185,6 +185,9 @@ struct Mix<'a> {
     span: &'a Span,
     states: LayerStates,
     head: usize,
+    /// Whether the matrices behind this head's are another task's. A line that one thread requests while the other
+    /// writes it would have to be fetched again.
+    is_last: bool,
 }
 
 /// Decay and step of some tokens.
@@ -222,10 +225,13 @@ impl Mix<'_> {
                 }
                 for column in (0..padded).step_by(LANES) {
                     let columns = matrix.add(column * keys);
+                    let behind = (padded - column) / LANES - 1;
+                    let ahead = if self.is_last { AHEAD.min(behind) } else { AHEAD };
                     for token in 0..count {
                         let values = self.values::<S>(first + token, column);
                         let (q, k) = (&queries[token * keys..][..keys], &of_keys[token * keys..][..keys]);
-                        let out = take_token::<S>(columns, [q, k], values, steps.decay[token], steps.beta[token]);
+                        let out =
+                            take_token::<S>(columns, [q, k], values, [steps.decay[token], steps.beta[token]], ahead);
                         S::store(results[token * padded + column..].as_mut_ptr(), out);
                     }
                 }
@@ -308,7 +314,8 @@ impl Mix<'_> {
     }
 }
 
-/// Sixteen columns of a matrix take a token; returns what its query finds there.
+/// Sixteen columns of a matrix take a token; returns what its query finds there. The columns that come `ahead` blocks
+/// later are requested from memory.
 ///
 /// # Safety
 /// The instruction set of `S` must be available, and the columns have as many rows as query and key.
@@ -317,8 +324,8 @@ unsafe fn take_token<S: Simd>(
     columns: *mut f32,
     [query, key]: [&[f32]; 2],
     values: S::V,
-    decay: f32,
-    beta: f32,
+    [decay, beta]: [f32; 2],
+    ahead: usize,
 ) -> S::V {
     let rows = key.len();
     let whole = rows / CHAINS * CHAINS;
@@ -337,6 +344,6 @@ unsafe fn take_token<S: Simd>(
         }
         let found = S::add(S::add(sums[0], sums[1]), S::add(sums[2], sums[3]));
         let change = S::mul(S::fma(S::splat(-decay), found, values), S::splat(beta));
-        take_in::<S>(columns, [query, key], decay, change, AHEAD)
+        take_in::<S>(columns, [query, key], decay, change, ahead)
     }
 }

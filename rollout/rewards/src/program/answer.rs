@@ -80,16 +80,60 @@ pub(super) fn number(line: &str) -> Option<u64> {
     answer.get(ID)?.as_u64()
 }
 
-/// Python writes `NaN` and `Infinity`, which JSON does not know. Read as texts, they fail a single completion and not
-/// the whole line.
-fn parse(line: &str) -> Result<Value, String> {
-    let lenient = || {
-        let line = line.replace("NaN", "\"NaN\"").replace("-Infinity", "\"-inf\"").replace("Infinity", "\"inf\"");
-        serde_json::from_str(&line).ok()
-    };
+/// Whether a line without [`number`] is meant as the answer to a request all the same: it has the number and no scores,
+/// or it has scores and cannot be read. [`read`] says what is wrong with it.
+pub(super) fn is_wrong(line: &str, request: u64) -> bool {
+    line.trim_start().starts_with('{')
+        && match parse(line) {
+            Ok(answer) => answer.get(SCORES).is_none() && answer.get(ID).and_then(Value::as_u64) == Some(request),
+            Err(_) => line.contains(SCORES),
+        }
+}
+
+/// Reads JSON as Python writes it. See [`mended`].
+pub(super) fn parse(line: &str) -> Result<Value, String> {
     match serde_json::from_str(line) {
         Ok(answer) => Ok(answer),
-        Err(e) => lenient().ok_or_else(|| format!("answered `{}`, which is no JSON: {e}", shortened(line.trim()))),
+        Err(e) => serde_json::from_str(&mended(line))
+            .map_err(|_| format!("answered `{}`, which is no JSON: {e}", shortened(line.trim()))),
+    }
+}
+
+/// A line without what Python's `json.dumps` writes and JSON does not know. `NaN` and `Infinity` become texts, which
+/// fail a single completion and not the whole line. Within a text, the half of a pair of surrogates (`\udce9`) becomes
+/// the replacement character.
+fn mended(line: &str) -> String {
+    const WORDS: [(&str, &str); 3] = [("NaN", "\"NaN\""), ("-Infinity", "\"-inf\""), ("Infinity", "\"inf\"")];
+    let mut mended = String::with_capacity(line.len());
+    let (mut rest, mut in_text) = (line, false);
+    while let Some(first) = rest.chars().next() {
+        let word = WORDS.iter().find(|(word, _)| !in_text && rest.starts_with(word));
+        let (taken, written) = match (word, first) {
+            (Some((word, text)), _) => (word.len(), *text),
+            (None, '\\') if in_text => escape(rest),
+            _ => (first.len_utf8(), &rest[..first.len_utf8()]),
+        };
+        in_text ^= first == '"';
+        mended.push_str(written);
+        rest = &rest[taken..];
+    }
+    mended
+}
+
+/// The bytes of the escape at the beginning of a text, and what to write for it.
+fn escape(text: &str) -> (usize, &str) {
+    let unit = |at: usize| {
+        let digits = text.get(at..at + 6)?.strip_prefix("\\u")?;
+        u16::from_str_radix(digits, 16).ok()
+    };
+    match (unit(0), unit(6)) {
+        (Some(0xd800..=0xdbff), Some(0xdc00..=0xdfff)) => (12, &text[..12]),
+        (Some(0xd800..=0xdfff), _) => (6, "\u{fffd}"),
+        // A backslash with the character behind it, which may be a quotation mark.
+        _ => {
+            let length = text.chars().take(2).map(char::len_utf8).sum();
+            (length, &text[..length])
+        }
     }
 }
 
@@ -139,7 +183,41 @@ pub(super) fn shortened(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    #[test]
+    fn what_python_writes_and_json_does_not_know_is_mended_and_the_rest_stays() {
+        for (line, expected) in [
+            (
+                r#"[NaN, "NaN", -Infinity, "a -Infinity", Infinity]"#,
+                json!(["NaN", "NaN", "-inf", "a -Infinity", "inf"]),
+            ),
+            (r#"[NaN, "\" NaN", "\\", NaN]"#, json!(["NaN", "\" NaN", "\\", "NaN"])),
+            (
+                r#"["caf\udce9", "\ud83d", "\ud83dé", "\ud83d\n"]"#,
+                json!(["caf\u{fffd}", "\u{fffd}", "\u{fffd}é", "\u{fffd}\n"]),
+            ),
+            (r#"["\ud83d\ud83d\ude00", "\\udce9\udce9"]"#, json!(["\u{fffd}😀", "\\udce9\u{fffd}"])),
+            (r#"{"\udc00": NaN}"#, json!({"\u{fffd}": "NaN"})),
+        ] {
+            assert_eq!(parse(line), Ok(expected), "{line}");
+        }
+        for line in ["[NaN", r#"["\ud83"#, r#"["\"#, r#"["\u+123\udc00"]"#, "[NaNa]"] {
+            assert!(parse(line).unwrap_err().contains(line), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_answer_is_told_from_other_lines() {
+        for line in [r#" {"id": 2, "scores": [1, }"#, r#"{"id": 2, "error": "no"}"#] {
+            assert!(is_wrong(line, 2), "{line}");
+        }
+        for line in [r#"{"id": 1, "error": "no"}"#, r#"{"loss": 1}"#, "{'loss': 1}", "scores: [", "[9, 9]"] {
+            assert!(!is_wrong(line, 2), "{line}");
+        }
+    }
 
     /// Explores mutated lines, as the targets of `tests/fuzz` do.
     #[test]
@@ -150,6 +228,7 @@ mod tests {
             r#"{"id": 3, "scores": [1, 2, NaN]}"#,
             r#"[1.5, null, {"error": "no", "traceback": "line 1\nline 2"}]"#,
             "[NaN, -Infinity, Infinity]",
+            r#"[NaN, {"error": "\udce9 \" \ud83d\ude00 \\ NaN"}, 1]"#,
             "[[[0, 0.5], [3, 1e300]], [], [[4294967296, 1]]]",
             r#"{"id": 1, "scores": [1, 2, 3], "log_extra": {"a": [1, "b", null]}, "log_metric": {"m": [0.5, NaN]}}"#,
             "Traceback (most recent call last):",

@@ -297,6 +297,25 @@ fn answers_with_the_number_of_their_request_are_told_from_late_ones() {
     }
 }
 
+/// A program that numbers its answers is not waited for when it has answered the request in another form.
+#[test]
+fn a_numbered_answer_that_cannot_be_read_fails_the_group_at_once() {
+    for (second, reason) in [
+        (r#"{\"id\"\: 2, \"scores\"\: [1, }"#, "answered `{\"id\": 2, \"scores\": [1, }`, which is no JSON"),
+        (r#"{\"id\"\: 2, \"error\"\: \"no\"}"#, "answered the object {\"id\":2,\"error\":\"no\"} and not a list"),
+    ] {
+        let answers = format!(
+            r#"case "$line" in *\"id\"\:1,*) echo "{{\"id\"\: 1, \"scores\"\: [1, 2]}}";; *) echo "{second}";; esac"#
+        );
+        let function = Registry::default().function(&program(&answers)).unwrap();
+        assert_eq!(called(&function, input(&["a", "b"]), 60.0), [RewardOutcome::Score(1.0), RewardOutcome::Score(2.0)]);
+        let begun = Instant::now();
+        let outcomes = called(&function, input(&["a", "b"]), 60.0);
+        assert!(matches!(&outcomes[1], RewardOutcome::Failed(found) if found.starts_with(reason)), "{outcomes:?}");
+        assert!(begun.elapsed() < Duration::from_secs(30));
+    }
+}
+
 #[test]
 fn a_program_that_closes_its_output_is_not_waited_for() {
     let function = Registry::default().function("command:run=exec >&-; sleep 1000").unwrap();

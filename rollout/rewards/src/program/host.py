@@ -36,7 +36,8 @@ def own_descriptors():
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
-    sys.stdout.reconfigure(line_buffering=True)
+    # As standard error: what UTF-8 does not have is printed as an escape, and does not raise.
+    sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
     return requests, answers
 
 

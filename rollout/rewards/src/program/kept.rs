@@ -3,7 +3,7 @@
 use std::{
     io::{BufRead, BufReader, Read, Write},
     os::unix::process::CommandExt,
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    process::{Child, ChildStdin, Command, Stdio},
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -119,7 +119,8 @@ impl Kept {
         &self.requests
     }
 
-    /// The lines that it writes; an error for one that is no text or too long, after which none follows. The channel is
+    /// The lines that it writes; an error for one that is too long, after which none follows. Bytes that are no text
+    /// stand in a line as replacement characters: a line that matters is not lost for one that does not. The channel is
     /// closed when it has closed its output.
     #[must_use]
     pub fn answers(&self) -> &Receiver<Result<String, String>> {
@@ -189,7 +190,7 @@ fn write_requests(mut stdin: ChildStdin, requests: &Receiver<Vec<u8>>) {
     }
 }
 
-fn read_answers(stdout: ChildStdout, answers: &Sender<Result<String, String>>) {
+fn read_answers(stdout: impl Read, answers: &Sender<Result<String, String>>) {
     let mut reader = BufReader::new(stdout);
     loop {
         let mut line = Vec::new();
@@ -197,11 +198,25 @@ fn read_answers(stdout: ChildStdout, answers: &Sender<Result<String, String>>) {
         let answer = match read {
             Ok(0) | Err(_) => return,
             Ok(length) if length as u64 == MAX_LINE => Err(format!("the answer is longer than {MAX_LINE} bytes")),
-            Ok(_) => String::from_utf8(line).map_err(|_| "the answer is no UTF-8".to_owned()),
+            Ok(_) => Ok(String::from_utf8_lossy(&line).into_owned()),
         };
         let unusable = answer.is_err();
         if answers.send(answer).is_err() || unusable {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_byte_that_is_no_text_costs_no_line() {
+        let (read, answers) = bounded(MAX_ANSWERS);
+        read_answers(&b"caf\xe9\n0.5\n"[..], &read);
+        drop(read);
+        let lines: Vec<_> = answers.iter().collect();
+        assert_eq!(lines, [Ok("caf\u{fffd}\n".to_owned()), Ok("0.5\n".to_owned())]);
     }
 }

@@ -144,7 +144,7 @@ impl Process {
                 return Ok(greeting.clone());
             }
             let line = self.next_line(deadline)?;
-            let said: Value = serde_json::from_str(&line).unwrap_or_default();
+            let said = answer::parse(&line).unwrap_or_default();
             if let Some(reason) = said["error"].as_str() {
                 let traceback = said["traceback"].as_str().map(str::to_owned);
                 return Err(AskError::Refused { reason: reason.to_owned(), traceback });
@@ -178,6 +178,8 @@ impl Process {
                     self.numbers = true;
                     return Ok(line);
                 }
+                // Nothing else is asked meanwhile, and another answer may never come.
+                None if self.numbers && answer::is_wrong(&line, self.asked) => return Ok(line),
                 // A program that numbers one answer numbers all of them.
                 number if number.is_some() || self.numbers => self.throw_away(number),
                 _ => break self.settled(line, begun),

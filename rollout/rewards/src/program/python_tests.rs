@@ -96,6 +96,17 @@ def logs(completions, log_extra, log_metric, **kwargs):
     return [0.0 for _ in completions]
 
 
+def halves(completions, log_extra, log_metric, **kwargs):
+    print("printed \ud83d")
+    log_extra("said\ud83d", ["caf\udce9"] * len(completions))
+    log_metric("mean\ud83d", 0.5)
+    return [1.0 for _ in completions]
+
+
+def raises_halves(completions, **kwargs):
+    raise ValueError("half a character: \ud83d")
+
+
 def logs_and_raises(completions, log_extra, log_metric, **kwargs):
     log_extra("seen", completions)
     log_metric("calls", len(completions))
@@ -238,6 +249,22 @@ fn what_a_function_logs_comes_with_its_scores() {
     assert_eq!((scores, extra(&log, 1)), (numbers(&[1.0, 1.0]), vec![("seen".to_owned(), json!("only one"))]));
 }
 
+/// Python's texts may have halves of pairs of surrogates, from file names and cut texts.
+#[test]
+fn half_a_character_costs_no_score() {
+    let place = Folder::new();
+    let (scores, log) = place.function("halves").reward().score_and_log(&two());
+    assert_eq!(scores, numbers(&[1.0, 1.0]));
+    let extra: Vec<_> = log.extra_of(1).map(|(name, note)| (name.to_owned(), note.value())).collect();
+    assert_eq!(extra, [("said\u{fffd}".to_owned(), json!("caf\u{fffd}"))]);
+    assert_eq!(Logged::means([&log]), [("mean\u{fffd}", 0.5)].into());
+    let outcomes = place.scores("raises_halves", two());
+    assert!(reason(&outcomes[0]).starts_with("ValueError: half a character: \u{fffd} (my_rewards.py"), "{outcomes:?}");
+    place.write("broken.py", "raise RuntimeError('no \\ud83d')\n");
+    let (message, _) = place.refusal("broken.py:f");
+    assert!(message.contains("RuntimeError: no \u{fffd} (broken.py, line 1"), "{message}");
+}
+
 #[test]
 fn an_exception_costs_its_own_completion_and_names_its_line() {
     let place = Folder::new();
@@ -324,7 +351,7 @@ fn a_file_with_one_function_needs_no_name_and_a_module_is_imported() {
     assert_eq!(scores(&function, two(), 60.0), numbers(&[0.5, 0.5]));
     let (message, _) = place.refusal("my_rewards.py");
     assert!(
-        message.contains("15 public functions: name one, as my_rewards.py:think_format_reward (or as_given"),
+        message.contains("17 public functions: name one, as my_rewards.py:think_format_reward (or as_given"),
         "{message}"
     );
     let (message, _) = place.refusal("words.py");

@@ -1,6 +1,6 @@
 //! A completion as its tokens come: its text, and its tokens for log-probs.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, mem, sync::Arc};
 
 use rollout::{
     data::{Detokenizer, Tokenizer},
@@ -9,7 +9,7 @@ use rollout::{
 use shared::{FinishReason, TokenLogprob};
 use shared_chat::calls::{Call, Reader};
 
-use super::{Entry, TokenNames, Top, logprob_of};
+use super::{Entry, TokenNames, Top, logprob_of, logprobs::named};
 
 /// What a token, or the end of a completion, adds.
 #[derive(Debug, Default)]
@@ -20,6 +20,33 @@ pub struct Piece {
     pub id: Option<u32>,
     /// Its log-prob, if that is wanted.
     pub entry: Option<Entry>,
+}
+
+impl Piece {
+    /// Whether the text ends within a character with this token, by its log-prob. `before` is whether it did so before.
+    #[must_use]
+    pub fn is_within_character(&self, before: bool) -> bool {
+        let adds = |entry: &Entry| entry.bytes.as_ref().is_some_and(|bytes| !bytes.is_empty());
+        self.entry.as_ref().is_some_and(|entry| entry.text.is_empty() && (before || adds(entry)))
+    }
+}
+
+/// What the end of a completion adds.
+#[derive(Debug, Default)]
+pub struct End {
+    /// The text that was held back.
+    pub text: String,
+    /// The calls.
+    pub calls: Vec<Call>,
+    /// What is still missing in the text of the last token with log-probs: half a character.
+    rest: String,
+}
+
+impl End {
+    /// Gives the last token with log-probs the text that it still lacks, so that the texts of all tokens are the text.
+    pub fn complete(&self, last: Option<&mut Entry>) {
+        last.into_iter().for_each(|entry| entry.add(&self.rest));
+    }
 }
 
 /// A completion in the making. A stop string, and what comes after it, is no part of its text.
@@ -67,6 +94,12 @@ impl Choice {
             let Some(entry) = self.entry(*id, given.map(|given| given.logprob), top) else { break };
             entries.push(entry);
         }
+        // The text of the prompt is whole by itself, also if it ends within a character.
+        if let Some((tokens, _)) = &mut self.tokens {
+            let rest = mem::replace(tokens, Detokenizer::after(&self.tokenizer, ids, &[])).end();
+            self.offset += rest.chars().count();
+            entries.last_mut().into_iter().for_each(|entry| entry.add(&rest));
+        }
         entries
     }
 
@@ -86,12 +119,13 @@ impl Choice {
 
     /// The text that was held back, and the calls.
     #[must_use]
-    pub fn end(self, reason: FinishReason) -> (String, Vec<Call>) {
-        let text = self.text.end();
-        match self.calls {
+    pub fn end(self, reason: FinishReason) -> End {
+        let (text, rest) = (self.text.end(), self.tokens.map_or_else(String::new, |(tokens, _)| tokens.end()));
+        let (text, calls) = match self.calls {
             None => (text, Vec::new()),
             Some(calls) => calls.end(&text, reason == FinishReason::Stop),
-        }
+        };
+        End { text, calls, rest }
     }
 
     fn entry(&mut self, id: u32, logprob: Option<f64>, top: &[TopLogprob]) -> Option<Entry> {
@@ -99,9 +133,13 @@ impl Choice {
         let text = tokens.push(id);
         let offset = self.offset;
         self.offset += text.chars().count();
-        let (token, bytes) = if self.as_ids { (named(id), None) } else { (text.clone(), Some(text.into_bytes())) };
+        let bytes = (!self.as_ids).then(|| names.drawn(id, &text));
+        let (token, text) = match &bytes {
+            Some(bytes) => (String::from_utf8_lossy(bytes).into_owned(), text),
+            None => (named(id), named(id)),
+        };
         let logprob = logprob.map(|logprob| logprob.min(0.0));
-        let itself = || logprob.map(|logprob| Top { token: token.clone(), logprob, bytes: bytes.clone() });
+        let itself = || logprob.map(|logprob| Top { id, token: token.clone(), logprob, bytes: bytes.clone() });
         let other = |other: &TopLogprob| {
             if other.token == id {
                 return itself();
@@ -109,11 +147,11 @@ impl Choice {
             let bytes = (!self.as_ids).then(|| names.bytes(other.token));
             let named = || named(other.token);
             let token = bytes.as_ref().map_or_else(named, |bytes| String::from_utf8_lossy(bytes).into_owned());
-            Some(Top { token, logprob: other.logprob.min(0.0), bytes })
+            Some(Top { id: other.token, token, logprob: other.logprob.min(0.0), bytes })
         };
         let is_listed = top.is_empty() || top.iter().any(|other| other.token == id);
         let top = top.iter().map(other).chain([itself().filter(|_| !is_listed)]).flatten().collect();
-        Some(Entry { token, logprob, bytes, offset, top })
+        Some(Entry { id, token, text, logprob, bytes, offset, top })
     }
 }
 
@@ -158,8 +196,4 @@ impl Calls {
         }
         (beside + &end.text, end.calls)
     }
-}
-
-fn named(id: u32) -> String {
-    format!("token_id:{id}")
 }

@@ -4,7 +4,7 @@ mod choice;
 mod logprobs;
 mod names;
 
-pub use choice::{Choice, Piece};
+pub use choice::{Choice, End, Piece};
 pub use logprobs::{Entry, Top, logprob_of};
 pub use names::TokenNames;
 

@@ -1,10 +1,10 @@
-//! Texts of tokens that nobody drew.
+//! Texts of tokens by themselves.
 
 use std::sync::OnceLock;
 
 use rollout::data::Tokenizer;
 
-/// The text of each token by itself, for those that stand beside a drawn one.
+/// The text of each token by itself, for drawn ones and for those that stand beside them.
 pub struct TokenNames {
     tokenizer: Tokenizer,
     /// The bytes of all tokens, where a text is the bytes of its tokens.
@@ -31,11 +31,27 @@ impl TokenNames {
         if let Some(name) = self.tokenizer.special_text(id) {
             return name.into_bytes();
         }
-        self.prepare();
-        match self.bytes.get().and_then(|bytes| bytes.get(id as usize)) {
-            Some(bytes) => bytes.clone(),
+        match self.joined(id) {
+            Some(bytes) => bytes.to_vec(),
             None => self.tokenizer.decode(&[id]).unwrap_or_default().into_bytes(),
         }
+    }
+
+    /// The bytes that a token adds to a completion in which `text` is certain with it. Where it ends a character that
+    /// others have begun, `text` has their bytes too.
+    #[must_use]
+    pub fn drawn(&self, id: u32, text: &str) -> Vec<u8> {
+        // A special token is no part of a text.
+        let own = if self.tokenizer.special_text(id).is_some() { None } else { self.joined(id) };
+        // SentencePiece drops the space at the beginning of a text.
+        let is_first = |own: &[u8]| own.strip_prefix(b" ") == Some(text.as_bytes());
+        own.filter(|own| !is_first(own)).unwrap_or(text.as_bytes()).to_vec()
+    }
+
+    /// The bytes of a token where a text is the bytes of its tokens.
+    fn joined(&self, id: u32) -> Option<&[u8]> {
+        self.prepare();
+        self.bytes.get().and_then(|bytes| bytes.get(id as usize)).map(Vec::as_slice)
     }
 }
 

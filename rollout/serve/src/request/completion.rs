@@ -184,6 +184,14 @@ pub fn check_ids(param: &str, ids: &[u32], vocab_size: usize) -> Result<(), ApiE
     if ids.is_empty() {
         return Err(ApiError::field(param, "the prompt has no tokens"));
     }
+    check_known(param, ids, vocab_size)
+}
+
+/// Refuses tokens that the model does not have.
+///
+/// # Errors
+/// By the name of the field.
+pub fn check_known(param: &str, ids: &[u32], vocab_size: usize) -> Result<(), ApiError> {
     match ids.iter().find(|&&id| id as usize >= vocab_size) {
         None => Ok(()),
         Some(id) => {

@@ -184,6 +184,19 @@ fn a_request_beyond_the_models_length_is_refused_and_one_that_reaches_it_is_not(
     assert!(talk(80).is_ok() && talk(100).is_err());
 }
 
+#[test]
+fn what_tokenising_needs_is_named_and_ids_that_no_model_has_are_refused() {
+    let missing = tokens::tokenize(b"{}", &models(), &tokenizer()).unwrap_err();
+    assert_eq!(missing.message, "`prompt` or `messages` is missing");
+    let text =
+        |ids: Value| tokens::detokenize(json!({ "tokens": ids }).to_string().as_bytes(), &models(), &tokenizer());
+    assert_eq!(text(json!(tokenizer().encode("hi", true).unwrap())).unwrap(), "hi");
+    assert_eq!(text(json!([])).unwrap(), "");
+    let error = text(json!([5, u32::MAX])).unwrap_err();
+    assert_eq!((error.param.as_deref(), error.status.as_u16()), (Some("tokens"), 400));
+    assert!(error.message.starts_with("token 4294967295 is not in the model's vocabulary of"), "{}", error.message);
+}
+
 /// The engine ends when it can draw no token, and it serves others too.
 #[test]
 fn tokens_can_be_drawn_at_the_bounds_of_all_parameters() {

@@ -2,7 +2,7 @@
 
 use rollout::data::Tokenizer;
 
-use super::{Fields, chat::conversation, take_model};
+use super::{Fields, chat::conversation, completion::check_known, take_model};
 use crate::{error::ApiError, models::Models};
 
 /// The tokens of a prompt or of a conversation.
@@ -22,6 +22,9 @@ pub fn tokenize(body: &[u8], models: &Models, tokenizer: &Tokenizer) -> Result<V
             let message = "`add_special_tokens` is for a `prompt`: a chat template writes its own";
             return Err(ApiError::field("add_special_tokens", message));
         }
+        None if !fields.0.contains_key("messages") => {
+            return Err(ApiError::field("prompt", "`prompt` or `messages` is missing"));
+        }
         None => {
             let text = conversation(&mut fields, tokenizer)?.text;
             tokenizer.encode(&text, false).map_err(|error| ApiError::field("messages", error.to_string()))?
@@ -40,5 +43,6 @@ pub fn detokenize(body: &[u8], models: &Models, tokenizer: &Tokenizer) -> Result
     take_model(&mut fields, models)?;
     let ids: Vec<u32> = fields.require("tokens")?;
     fields.end()?;
+    check_known("tokens", &ids, tokenizer.model_vocab_size())?;
     tokenizer.decode(&ids).map_err(|error| ApiError::field("tokens", error.to_string()))
 }

@@ -27,7 +27,7 @@ use tokio::{
 use super::App;
 use crate::{
     agent::Turn,
-    answer::{Choice, Done, Entry, Shape, Usage},
+    answer::{Choice, Done, Entry, Piece, Shape, Usage},
     desk::{Event, Place, Ticket, Wish},
     error::ApiError,
     request::{completion::Prompt, sampling::Sampling, tools::Calling},
@@ -185,9 +185,10 @@ impl Asked {
             text.push_str(&piece.text);
             entries.extend(piece.entry);
         }
-        let (rest, calls) = choice.end(sequence.finish_reason);
-        text.push_str(&rest);
-        Done { text, ids: sequence.token_ids, entries, calls, finish_reason: sequence.finish_reason }
+        let end = choice.end(sequence.finish_reason);
+        end.complete(entries.last_mut());
+        text.push_str(&end.text);
+        Done { text, ids: sequence.token_ids, entries, calls: end.calls, finish_reason: sequence.finish_reason }
     }
 
     /// `busy` is kept until the end of the stream, though not beyond the time for an answer.
@@ -208,7 +209,9 @@ impl Asked {
         let opening = Opening { index: 0, prompts: self.prompts, echo: self.echo, given: given.into() };
         let (shape, ready, said) = (Arc::new(self.shape), VecDeque::new(), String::new());
         let (turn, is_over) = (self.turn, false);
-        let stream = Stream { app, shape, n, opening, ticket, choices, ready, usage, deadline, is_over, turn, said };
+        let held = choices.iter().map(|_| None).collect();
+        let stream =
+            Stream { app, shape, n, opening, ticket, choices, held, ready, usage, deadline, is_over, turn, said };
         let (sender, chunks) = mpsc::channel(AHEAD);
         tokio::spawn(stream.run(sender, busy));
         let events = stream::unfold(chunks, async |mut chunks| {
@@ -240,6 +243,9 @@ struct Stream {
     ticket: Ticket,
     /// Until they have ended.
     choices: Vec<Option<Choice>>,
+    /// Of each choice, the last token with log-probs if the text ends within a character with it: should no other token
+    /// come, it gets what is missing.
+    held: Vec<Option<Piece>>,
     ready: VecDeque<String>,
     usage: Usage,
     deadline: Instant,
@@ -351,17 +357,28 @@ impl Stream {
                 if let (Some(_), Some(piece)) = (&self.turn, &piece) {
                     self.said.push_str(&piece.text);
                 }
-                piece.and_then(|piece| self.shape.next(index, &piece, None)).into_iter().collect()
+                let before = self.held[index].take();
+                let (held, now) = match piece {
+                    Some(piece) if piece.is_within_character(before.is_some()) => (Some(piece), None),
+                    now => (None, now),
+                };
+                self.held[index] = held;
+                let ready = before.into_iter().chain(now);
+                ready.filter_map(|piece| self.shape.next(index, &piece, None)).collect()
             }
             Event::Ended { sequence, state } => {
                 let index = self.index(prompt, sequence.sample);
                 let end = self.choices[index].take().map(|choice| choice.end(sequence.finish_reason));
-                let (text, calls) = end.unwrap_or_default();
+                let end = end.unwrap_or_default();
                 if let Some(turn) = &mut self.turn {
-                    self.said.push_str(&text);
-                    turn.ended(&sequence, state, &self.said, &calls);
+                    self.said.push_str(&end.text);
+                    turn.ended(&sequence, state, &self.said, &end.calls);
                 }
-                self.shape.last(index, text, &calls, sequence.finish_reason)
+                let mut held = self.held[index].take();
+                end.complete(held.as_mut().and_then(|piece| piece.entry.as_mut()));
+                let held = held.and_then(|piece| self.shape.next(index, &piece, None));
+                let last = self.shape.last(index, end.text, &end.calls, sequence.finish_reason);
+                held.into_iter().chain(last).collect()
             }
             Event::Refused(_) => Vec::new(),
         };

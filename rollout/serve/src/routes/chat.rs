@@ -42,13 +42,13 @@ pub async fn answer(
         let Some((samples, sample)) = app.agents.as_ref().zip(sample) else {
             let mut chat = Chat::read(body, &app.models, &app.tokenizer, Some(app.max_model_len))?;
             chat.sampling.compile(&app.grammars, chat.prompt.start())?;
-            app.prepare_names(chat.top_logprobs);
+            app.prepare_names(chat.logprobs);
             return Ok(Read { chat, turn: None });
         };
         // Tokens and room are those that were recorded, and none of a new rendering.
         let mut chat = Chat::read(body, &app.models, &app.tokenizer, None)?;
         let turn = Some(samples.turn(&sample, &mut chat, session.as_ref())?);
-        app.prepare_names(chat.top_logprobs);
+        app.prepare_names(chat.logprobs);
         Ok(Read { chat, turn })
     });
     let (place, Read { chat: read, turn }) = read.await?;

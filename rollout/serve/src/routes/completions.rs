@@ -26,7 +26,7 @@ pub async fn answer(
     let read = app.enter(request, |app, body| {
         let mut read = Completion::read(body, &app.models, &app.tokenizer, app.max_model_len)?;
         read.sampling.compile(&app.grammars, Start::WithinText)?;
-        app.prepare_names(read.logprobs.unwrap_or(0));
+        app.prepare_names(read.logprobs.is_some());
         Ok(read)
     });
     let (place, read) = read.await?;

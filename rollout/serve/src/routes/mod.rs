@@ -6,6 +6,8 @@ mod chat;
 mod completions;
 mod generate;
 mod models;
+#[cfg(test)]
+mod part_tests;
 mod reward;
 #[cfg(test)]
 mod tests;
@@ -337,9 +339,9 @@ impl App {
         timeout(self.limits.time, answer).await.map_err(|_| self.too_late())?
     }
 
-    /// Makes the names of tokens ready, if any are to stand beside the drawn ones.
-    fn prepare_names(&self, top_logprobs: u32) {
-        if top_logprobs > 0 {
+    /// Makes the names of tokens ready, if log-probs are wanted.
+    fn prepare_names(&self, logprobs: bool) {
+        if logprobs {
             self.names.prepare();
         }
     }

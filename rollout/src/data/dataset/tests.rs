@@ -6,7 +6,7 @@ use serde_json::json;
 use shared::FinishReason;
 
 use super::*;
-use crate::data::testing::{BOS, byte_tokenizer};
+use crate::data::testing::{BOS, bare_byte_tokenizer, byte_tokenizer};
 
 const TEMPLATE: &str = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}\
                         {% if add_generation_prompt %}<|assistant|>{% endif %}{{ tools | default('', true) }}";
@@ -261,6 +261,14 @@ fn prompts_that_begin_twice_are_told() {
     let (remarks, _) =
         told("{\"prompt\": \"<s>[INST] a [/INST]\"}\n{\"prompt\": \"b\"}", None, &PromptOptions::default());
     assert!(remarks[0].starts_with("1 of 2 prompts") && remarks[0].contains("have it twice"), "{remarks:?}");
+    // This tokenizer puts nothing before texts: the text itself has the token twice.
+    let (tokenizer, options) = (bare_byte_tokenizer(), PromptOptions::default());
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("prompts.jsonl");
+    fs::write(&path, "{\"prompt\": \"<s><s>a\"}").unwrap();
+    let dataset = Dataset::load(&[path], "train", &tokenizer, &options).unwrap();
+    assert_eq!(dataset.rows()[0].prompt_ids[..2], [BOS; 2]);
+    assert_eq!(dataset.remarks(&tokenizer, &options), Vec::<String>::new());
 }
 
 #[test]

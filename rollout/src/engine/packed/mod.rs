@@ -68,7 +68,10 @@ use rollout_kernels::{
     simd::{Isa, MAX_BYTE_PRODUCTS},
     thread_pool::ThreadPool,
 };
-use shared::{AttentionGate, LayerKind, ModelConfig, WeightManifest, config::KvDtype, run::memory_plan::PARTIAL_PAGES};
+use shared::{
+    ModelConfig, WeightManifest, config::KvDtype, model::model_config::WIDEST_PACKED_HEAD,
+    run::memory_plan::PARTIAL_PAGES,
+};
 
 use super::{EngineError, EngineOptions, WeightSource};
 
@@ -88,18 +91,10 @@ pub(super) fn supports(
     config: &ModelConfig,
     manifest: &WeightManifest,
 ) -> Result<bool, EngineError> {
-    Ok(fits(config) && graph::is_known(source, config, manifest)?)
+    Ok(config.unknown_to_packed().is_none() && graph::is_known(source, config, manifest)?)
 }
 
-/// Whether the kernels know all sizes and parts of a model.
-fn fits(config: &ModelConfig) -> bool {
-    let has_kernels = |layer: &LayerKind| match layer {
-        // One product has biases for all of its outputs, and no gate of heads has any.
-        LayerKind::Attention(kind) => !config.qkv_bias || kind.gate != Some(AttentionGate::Heads),
-        LayerKind::ShortConv(_) | LayerKind::DeltaRule(_) | LayerKind::Mamba(_) => true,
-    };
-    config.widest_head() <= MAX_HEAD_DIM && config.layers.iter().all(has_kernels)
-}
+const _: () = assert!(WIDEST_PACKED_HEAD == MAX_HEAD_DIM, "the kernels and the configuration know the same heads");
 
 /// The packed kernels batch prompts by themselves, and their logits are in main memory.
 fn check(options: &EngineOptions) -> Result<(), EngineError> {

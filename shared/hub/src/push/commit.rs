@@ -32,6 +32,7 @@ pub(super) fn make(session: &Session<'_>, place: &Place, plan: &Plan<'_>) -> Res
     let headers = [("Content-Type", "application/x-ndjson")];
     let mut failed = PushError::Unknown { reason: String::new() };
     for attempt in 1..=ATTEMPTS {
+        let mut at = session.endpoint();
         let reason = match session.post_once(WHAT, &path, &headers, &content) {
             Ok(reply) if reply.is_success() => {
                 let Made { commit_oid } = session.parsed(WHAT, &reply)?;
@@ -42,12 +43,15 @@ pub(super) fn make(session: &Session<'_>, place: &Place, plan: &Plan<'_>) -> Res
             }
             Ok(Reply { status, words, .. }) => format!("status {status}: {words}"),
             Err(Trial::Final(error)) => return Err(error),
-            Err(Trial::Passing(reason)) => reason,
+            Err(Trial::Passing { reason, elsewhere }) => {
+                at = elsewhere.unwrap_or(at);
+                reason
+            }
         };
         session.pause(WHAT, pause_after(attempt))?;
         failed = match head(session) {
             Ok(now) if now.as_ref().map(|now| &now.commit) == place.head.as_ref() => {
-                PushError::Cut { what: WHAT.to_owned(), place: session.endpoint(), reason, times: attempt }
+                PushError::Cut { what: WHAT.to_owned(), place: at, reason, times: attempt }
             }
             Ok(Some(now)) if holds(session, plan, &now)? => return Ok(now.commit),
             Ok(_) => return Err(PushError::Moved { repo: session.order.repo.to_owned() }),

@@ -81,7 +81,7 @@ fn create(session: &Session<'_>) -> Result<bool, PushError> {
         let reply = session.post_once(what, "/api/repos/create", &headers, wish.to_string().as_bytes())?;
         // The Hub makes one repository of a user at a time.
         match reply.status {
-            409 if reply.words.contains("in progress") => Err(Trial::Passing(reply.words)),
+            409 if reply.words.contains("in progress") => Err(Trial::passing(reply.words)),
             _ => Ok(reply),
         }
     })?;

@@ -46,8 +46,20 @@ pub(super) const POLL: Duration = Duration::from_millis(50);
 pub(super) enum Trial {
     /// Another attempt would end the same way.
     Final(PushError),
-    /// What happened; another attempt may end better.
-    Passing(String),
+    /// Another attempt may end better.
+    Passing {
+        /// What happened.
+        reason: String,
+        /// Where, if redirects have led elsewhere.
+        elsewhere: Option<String>,
+    },
+}
+
+impl Trial {
+    /// What happened where the request was sent to.
+    pub fn passing(reason: String) -> Self {
+        Self::Passing { reason, elsewhere: None }
+    }
 }
 
 /// One push.
@@ -135,8 +147,11 @@ impl<'a> Session<'a> {
                 endpoint: self.endpoint(),
                 reason: error.to_string(),
             }),
-            NoReply::Request(error) => Trial::Passing(error.to_string()),
-            NoReply::Io(error) => Trial::Passing(error.to_string()),
+            NoReply::Request(RequestError::Elsewhere { to, error }) => {
+                Trial::Passing { reason: error.to_string(), elsewhere: Some(to) }
+            }
+            NoReply::Request(error) => Trial::passing(error.to_string()),
+            NoReply::Io(error) => Trial::passing(error.to_string()),
         }
     }
 
@@ -162,10 +177,11 @@ impl<'a> Session<'a> {
                 }
                 Ok(reply) => wait = reply.later.unwrap_or(wait),
                 Err(Trial::Final(error)) => return Err(error),
-                Err(Trial::Passing(reason)) if is_last => {
-                    return Err(PushError::Cut { what: what_(), place: place_(), reason, times: attempt });
+                Err(Trial::Passing { reason, elsewhere }) if is_last => {
+                    let place = elsewhere.unwrap_or_else(place_);
+                    return Err(PushError::Cut { what: what_(), place, reason, times: attempt });
                 }
-                Err(Trial::Passing(_)) => (),
+                Err(Trial::Passing { .. }) => (),
             }
             self.pause(what, wait)?;
             attempt += 1;

@@ -327,4 +327,8 @@ fn an_answer_that_moves_a_repository_is_followed_with_the_content() {
     server.faults(Faults { redirect: Some(format!("{}{{path}}", other.endpoint)), ..Faults::default() });
     assert!(push(&server).is_err());
     assert!(other.tokens().iter().all(Option::is_none));
+    // Who does not answer is named, and not who leads there.
+    server.faults(Faults { redirect: Some("http://127.0.0.1:1{path}".into()), ..Faults::default() });
+    let error = push(&server).unwrap_err().to_string();
+    assert!(error.contains("no answer from http://127.0.0.1:1/") && !error.contains(&server.endpoint), "{error}");
 }

@@ -3,7 +3,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Architecture, AttentionKind, ModelConfig, Rotary};
+use super::{Architecture, AttentionGate, AttentionKind, LayerKind, ModelConfig, Rotary};
+
+/// Widest head that the sampler's packed kernels know.
+pub const WIDEST_PACKED_HEAD: usize = 512;
 
 /// Inputs that every layer has beside the residual stream (Gemma's per-layer embeddings). With `x₀` the scaled
 /// embedding of a token, a layer's input is `(norm(projection · x₀ / √hidden) + √width · table[id]) / √2`, in which
@@ -69,6 +72,23 @@ impl ModelConfig {
     #[must_use]
     pub fn widest_head(&self) -> usize {
         self.global_head_dim.map_or(self.head_dim, |width| width.max(self.head_dim))
+    }
+
+    /// The part or size that the sampler's packed kernels do not know, by its key in `config.json`: such a model runs
+    /// on the kernels of ONNX Runtime.
+    #[must_use]
+    pub fn unknown_to_packed(&self) -> Option<String> {
+        let widest = self.widest_head();
+        if widest > WIDEST_PACKED_HEAD {
+            return Some(format!("`head_dim` {widest} is above {WIDEST_PACKED_HEAD}"));
+        }
+        // One product has biases for all of its outputs, and no gate of heads has any.
+        let gates_heads = |layer: &LayerKind| match layer {
+            LayerKind::Attention(kind) => kind.gate == Some(AttentionGate::Heads),
+            LayerKind::ShortConv(_) | LayerKind::DeltaRule(_) | LayerKind::Mamba(_) => false,
+        };
+        let has_both = self.qkv_bias && self.layers.iter().any(gates_heads);
+        has_both.then(|| "`attention_bias` beside `use_attention_gate`".to_owned())
     }
 
     /// The earlier layer whose keys and values a layer reads; `None` for a layer with its own. It is the last one of

@@ -9,7 +9,7 @@ mod rope;
 mod states;
 
 use self::rope::Ropes;
-use super::{Architecture, ConfigJsonError, Head, LayerKind, ModelConfig};
+use super::{super::python_json, Architecture, ConfigJsonError, Head, LayerKind, ModelConfig};
 
 const SUPPORTED: &str = "supported: llama, qwen2, qwen3, qwen3_moe, smollm3, gemma3_text, gemma4, gemma4_text, olmo2, \
     ministral3, phi3, granitemoehybrid, lfm2, lfm3, qwen3_5";
@@ -29,7 +29,7 @@ const QUANTISED: &str = "quantised weights are not trained here; take the reposi
 pub(super) fn config(text: &str) -> Result<ModelConfig, ConfigJsonError> {
     let foreign = shared_bounds::foreign_content(text.as_bytes());
     let wrong = |e: serde_json::Error| ConfigJsonError::Json(foreign.map_or_else(|| e.to_string(), Into::into));
-    let value: Value = serde_json::from_str(text).map_err(wrong)?;
+    let value = python_json::from_str(text).map_err(wrong)?;
     let Value::Object(map) = value else {
         return Err(ConfigJsonError::Json("the top level is not an object".into()));
     };
@@ -291,8 +291,8 @@ impl Reader<'_> {
     fn rms_norm_eps(&self, architecture: Architecture) -> Result<f64, ConfigJsonError> {
         use Architecture::{Lfm2, Lfm3, Ministral3, Olmo2, Phi3};
         let key = match architecture {
-            // LFM3's class takes the usual name for the other one.
-            Lfm3 if self.get("norm_eps").is_none() && self.get("rms_norm_eps").is_some() => "rms_norm_eps",
+            // LFM3's class takes the usual name for the other one, also where both are given.
+            Lfm3 if self.get("rms_norm_eps").is_some() => "rms_norm_eps",
             Lfm2 | Lfm3 => "norm_eps",
             _ => "rms_norm_eps",
         };

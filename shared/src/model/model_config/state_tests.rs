@@ -159,7 +159,15 @@ fn lfm3_has_windows_gates_of_heads_and_pairs_that_are_not_turned() {
     assert!(has("model.layers.2.self_attn.gate_proj.weight") && has("model.layers.2.self_attn.o_proj.weight"));
     let class = with(lfm3(), &json!({"rope_parameters": null, "sliding_window": null, "conv_L_cache": null})).unwrap();
     assert_eq!(class, config, "the defaults of the class");
+    let both = with(lfm3(), &json!({"norm_eps": 0.01, "rms_norm_eps": 0.3})).unwrap();
+    assert_eq!(both.rms_norm_eps, 0.3, "transformers sets the other name last");
+    assert_eq!(config.unknown_to_packed(), None);
+    let biased = with(lfm3(), &json!({"attention_bias": true})).unwrap();
+    assert_eq!(biased.unknown_to_packed().unwrap(), "`attention_bias` beside `use_attention_gate`");
+    let wide = with(lfm3(), &json!({"head_dim": 520})).unwrap();
+    assert_eq!(wide.unknown_to_packed().unwrap(), "`head_dim` 520 is above 512");
     let plain = with(lfm3(), &json!({"use_attention_gate": false, "attention_bias": true})).unwrap();
+    assert_eq!(plain.unknown_to_packed(), None);
     let names: Vec<String> = plain.parameters().into_iter().map(|(name, _)| name).collect();
     assert!(
         names.iter().any(|name| name.ends_with("q_proj.bias")) && !names.iter().any(|n| n.contains("self_attn.gate"))
@@ -214,6 +222,11 @@ fn granite_4_has_mamba_and_attention_without_positions() {
     let limits = json!([0.0, {"__float__": "Infinity"}]);
     let newer = json!({"layer_types": types, "time_step_limit": limits, "mamba_d_head": "auto"});
     assert_eq!(with(granite_h_1b(), &newer).unwrap(), config, "both layouts say the same");
+    let other_name = json!({"layer_types": vec!["attention"; 40], "layers_block_type": types});
+    assert_eq!(with(granite_h_1b(), &other_name).unwrap(), config, "transformers sets the other name last");
+    let words =
+        granite_h_1b().to_string().replace("\"model_type\"", "\"time_step_limit\":[0.0,Infinity],\"model_type\"");
+    assert_eq!(ModelConfig::from_json(&words).unwrap(), config, "as Python writes it");
     // Sizes of layers that a model does not have need not fit.
     let dense = json!({"layer_types": vec!["attention"; 40], "mamba_n_heads": 7});
     assert!(!with(granite_h_1b(), &dense).unwrap().has_states());

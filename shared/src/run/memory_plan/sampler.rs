@@ -109,6 +109,9 @@ impl SamplerSizes {
     /// The plan for a model.
     #[must_use]
     pub fn plan(&self, model: &ModelConfig) -> SamplerPlan {
+        if self.packed() && model.unknown_to_packed().is_some() {
+            return Self { kernels: Kernels::Stock, ..*self }.plan(model);
+        }
         let size = self.dtype.size() as u64;
         // Routers stay in fp32 whatever the rest is rounded to.
         let (mut layers, mut outside, mut routers, mut mapped) = (0, 0, 0, 0);

@@ -24,7 +24,13 @@ pub struct NothingLearned {
     pub steps: usize,
     /// The notice with the reason, if there is one.
     pub reason: Option<Notice>,
+    /// The notice that conversations lost their environment, if there is one: what is left of them may be too little to
+    /// learn from.
+    pub lost: Option<Notice>,
 }
+
+/// What a notice of the kind [`NoticeKind::NoGradient`] has before its reason.
+const NO_GRADIENT: &str = " had a gradient: ";
 
 /// Number of last steps whose mean reward shows whether a run has recovered from a collapse: as many as a collapse is
 /// detected in.
@@ -43,10 +49,18 @@ impl fmt::Display for NothingLearned {
             "nothing was learned: no update of {steps} step{} had a gradient",
             if steps == 1 { "" } else { "s" }
         )?;
-        match &self.reason {
-            Some(notice) => write!(f, "; {}; {}", notice.text, notice.remedy),
-            None => f.write_str("; metrics.jsonl and logs/learner.log say what the steps were like"),
+        if let Some(notice) = &self.reason {
+            // The notice begins with the same sentence.
+            let why = notice.text.split_once(NO_GRADIENT).map_or(&*notice.text, |(_, why)| why);
+            write!(f, "; {why}; {}", notice.remedy)?;
         }
+        if let Some(notice) = &self.lost {
+            write!(f, "; in step {}, {}; {}", notice.step, notice.text, notice.remedy)?;
+        }
+        if self.reason.is_none() && self.lost.is_none() {
+            f.write_str("; metrics.jsonl and logs/learner.log say what the steps were like")?;
+        }
+        Ok(())
     }
 }
 
@@ -65,13 +79,14 @@ pub fn nothing_learned(records: &[MetricRecord], notices: &[Notice], config: &Tr
     if let Some(collapse) = notices.iter().find(|notice| notice.kind == NoticeKind::Collapse)
         && has_stayed_below(records, collapse)
     {
-        return Some(NothingLearned { steps: records.len(), reason: Some(collapse.clone()) });
+        return Some(NothingLearned { steps: records.len(), reason: Some(collapse.clone()), lost: None });
     }
     if records.is_empty() || records.iter().any(|record| had_gradient(record, config)) {
         return None;
     }
-    let reason = REASONS.iter().find_map(|kind| notices.iter().find(|notice| notice.kind == *kind));
-    Some(NothingLearned { steps: records.len(), reason: reason.cloned() })
+    let of_kind = |kind: &NoticeKind| notices.iter().find(|notice| notice.kind == *kind).cloned();
+    let reason = REASONS.iter().find_map(of_kind);
+    Some(NothingLearned { steps: records.len(), reason, lost: of_kind(&NoticeKind::EnvironmentLost) })
 }
 
 /// Whether the last steps stay below the middle between the reward after a collapse and the best reward before it.
@@ -151,5 +166,21 @@ mod tests {
         let begin = "nothing was learned: no update of 1 step had a gradient; ";
         assert_eq!(told(&[Truncated, NoGradient, EqualGroups]), format!("{begin}equal_groups was found; do this"));
         assert!(told(&[Truncated]).starts_with(&format!("{begin}metrics.jsonl")));
+    }
+
+    #[test]
+    fn lost_environments_are_named_and_no_sentence_stands_twice() {
+        let because = "no update of step 1 had a gradient: what the completions earned made no advantage";
+        let reason = Notice::new(NoticeKind::NoGradient, 1, because, "look at rewards");
+        let lost = Notice::new(NoticeKind::EnvironmentLost, 1, "of 8 conversations 6 lost theirs", "correct it");
+        let told = |notices: &[Notice]| {
+            nothing_learned(&[record(0.0, 0)], notices, &TrainConfig::default()).unwrap().to_string()
+        };
+        let begin = "nothing was learned: no update of 1 step had a gradient; ";
+        let why = format!("{begin}what the completions earned made no advantage; look at rewards");
+        let of_lost = "in step 1, of 8 conversations 6 lost theirs; correct it";
+        assert_eq!(told(&[reason.clone()]), why);
+        assert_eq!(told(&[lost.clone(), reason]), format!("{why}; {of_lost}"));
+        assert_eq!(told(&[lost]), format!("{begin}{of_lost}"));
     }
 }

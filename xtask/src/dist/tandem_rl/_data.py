@@ -14,7 +14,7 @@ def located(argument: str, dataset: Any, folder: Path) -> Union[None, str, list]
     """The path or name of a dataset; rows in memory are written into `folder` first, as the file `argument`.
 
     Raises:
-        TypeError: a dataset of a kind that is not known.
+        TypeError: a dataset of a kind that is not known, or a value in a row that JSON does not have.
         ValueError: rows that no file has.
     """
     if dataset is None:
@@ -29,7 +29,7 @@ def located(argument: str, dataset: Any, folder: Path) -> Union[None, str, list]
     if isinstance(dataset, (list, tuple)):
         return _written(argument, folder, ".jsonl", lambda path: _write_rows(argument, dataset, path))
     if hasattr(dataset, "to_parquet") and hasattr(dataset, "__len__"):
-        return _written(argument, folder, ".parquet", lambda path: dataset.to_parquet(path))
+        return _written(argument, folder, ".parquet", lambda path: _write_table(argument, dataset, path))
     if hasattr(dataset, "__iter__"):
         raise TypeError(
             f"`{argument}` is {type(dataset).__name__}, of which nobody knows where it ends: take as many rows as you "
@@ -41,10 +41,23 @@ def located(argument: str, dataset: Any, folder: Path) -> Union[None, str, list]
 def _written(argument: str, folder: Path, ending: str, write: Any) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f"{argument}.partial"
-    write(os.fspath(partial))
+    try:
+        write(os.fspath(partial))
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
     path = folder / f"{argument}{ending}"
     os.replace(partial, path)
     return os.fspath(path)
+
+
+def _write_table(argument: str, table: Any, path: str) -> None:
+    try:
+        table.to_parquet(path)
+    except UnicodeEncodeError as error:
+        # It has the text without a place.
+        plain(f"`{argument}`", error.object)
+        raise
 
 
 def _write_rows(argument: str, rows: Iterable[Any], path: str) -> None:
@@ -52,8 +65,17 @@ def _write_rows(argument: str, rows: Iterable[Any], path: str) -> None:
         for index, row in enumerate(rows):
             if not isinstance(row, Mapping):
                 raise TypeError(f"`{argument}`: row {index} is {type(row).__name__}, and no mapping of columns")
-            try:
-                line = json.dumps(plain(f"{argument}[{index}]", row), allow_nan=False, ensure_ascii=False)
-            except ValueError as error:
-                raise ValueError(f"`{argument}`: row {index} has a number that is not finite; write None") from error
-            file.write(line + "\n")
+            cells = {}
+            for name, value in row.items():
+                place = f"`{argument}`: row {index}, column `{name}`"
+                cells[_cell(place, str(name))] = _cell(place, value)
+            file.write("{" + ", ".join(f"{name}: {cell}" for name, cell in cells.items()) + "}\n")
+
+
+def _cell(place: str, value: Any) -> str:
+    """A value in JSON."""
+    value = plain(place, value)
+    try:
+        return json.dumps(value, allow_nan=False, ensure_ascii=False)
+    except ValueError as error:
+        raise ValueError(f"{place} has a number that is not finite: write None") from error

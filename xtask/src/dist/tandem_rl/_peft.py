@@ -48,7 +48,7 @@ def arguments(peft_config: Any) -> Dict[str, Any]:
     if peft_config is None:
         return {}
     fields = _fields(peft_config)
-    kind = plain("peft_config", fields.get("peft_type") or "LORA")
+    kind = plain("`peft_config`", fields.get("peft_type") or "LORA")
     if kind != "LORA":
         raise ValueError(f"`peft_config` is of the kind {kind}: Tandem trains LoRA adapters")
     given: Dict[str, Any] = {"use_peft": True}
@@ -57,7 +57,7 @@ def arguments(peft_config: Any) -> Dict[str, Any]:
             continue
         if name not in _NAMES:
             raise ValueError(f"`peft_config` has `{name}`, which no adapter of Tandem has: leave it out")
-        given[_NAMES[name]] = plain(name, value)
+        given[_NAMES[name]] = plain(f"`{name}` of `peft_config`", value)
     return given
 
 

@@ -6,10 +6,13 @@ arguments. The package asks both programs.
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import difflib
 import enum
 import functools
 import json
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -19,6 +22,8 @@ from tandem_rl._programs import ask
 
 # Arguments about the calling process, with their defaults.
 _LOCAL = {"disable_tqdm": False}
+# Digits that a number with a fraction keeps.
+_MOST_DIGITS = 17
 
 
 @functools.lru_cache(maxsize=None)
@@ -75,29 +80,109 @@ def nearest(name: str) -> str:
     return f" (the nearest is `{found[0]}`)" if found else " (docs/configuration.md has all options)"
 
 
-def plain(name: str, value: Any) -> Any:
-    """A value as JSON has it: paths and members of enumerations as texts, numbers of any library as Python's.
+def plain(place: str, value: Any) -> Any:
+    """A value as JSON has it: paths and members of enumerations as texts, numbers of any library as Python's, arrays as
+    lists, and what files of data have besides as docs/data.md says. `place` begins the message of an error.
 
     Raises:
         TypeError: a value that JSON does not have.
+        ValueError: what cannot be a text in UTF-8.
     """
     if isinstance(value, enum.Enum):
-        return plain(name, value.value)
-    if value is None or isinstance(value, (bool, int, float, str)):
+        return plain(place, value.value)
+    if isinstance(value, str):
+        return _text(place, value)
+    if value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, os.PathLike):
-        return os.fspath(value)
+        return plain(place, os.fspath(value))
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return _decoded(place, bytes(value))
     if isinstance(value, Mapping):
-        return {str(key): plain(name, inner) for key, inner in value.items()}
-    if isinstance(value, (set, frozenset)):
-        return sorted(plain(name, inner) for inner in value)
+        return {_text(place, str(key)): plain(place, inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(name, inner) for inner in value]
+        return [plain(place, inner) for inner in value]
+    if isinstance(value, (set, frozenset)):
+        values = [plain(place, inner) for inner in value]
+        try:
+            return sorted(values)
+        except TypeError as error:
+            raise TypeError(f"{place} has a set whose values have no order: write a list") from error
+    if type(value).__name__ in ("NAType", "NaTType"):
+        # The missing values of pandas.
+        return None
+    if isinstance(value, decimal.Decimal):
+        return _number(value)
+    if isinstance(value, (datetime.date, datetime.time)):
+        return _moment(value)
     if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
         return str(value).rsplit(".", 1)[-1]
-    if hasattr(value, "item"):
-        return plain(name, value.item())
-    raise TypeError(f"`{name}` has a value of the type {type(value).__name__}, which no option takes")
+    if getattr(getattr(value, "dtype", None), "kind", None) in ("M", "m"):
+        return _times(place, value)
+    for method in ("tolist", "item"):
+        if hasattr(value, method):
+            listed = getattr(value, method)()
+            if type(listed) is type(value):
+                break
+            return plain(place, listed)
+    raise TypeError(
+        f"{place} has a value of the type {type(value).__name__}: write a text, a number, a truth value or None, or a "
+        "list or mapping of these"
+    )
+
+
+def _text(place: str, text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        near = ascii(text[max(error.start - 20, 0) : error.start + 20])
+        raise ValueError(
+            f"{place} has half of a character in the text {near}, which UTF-8 does not have: write the whole one, or "
+            "TEXT.encode(errors='replace').decode()"
+        ) from None
+    return text
+
+
+def _decoded(place: str, value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise ValueError(f"{place} has bytes that are no UTF-8: write a text, or leave them out") from None
+
+
+def _number(value: decimal.Decimal) -> Any:
+    """A decimal as a number, or as a text if a number does not keep its digits."""
+    if not value.is_finite():
+        return math.nan
+    text = f"{value:f}"
+    if len(text.lstrip("-").replace(".", "").strip("0")) > _MOST_DIGITS:
+        return text
+    return float(text) if "." in text else int(text)
+
+
+def _moment(value: Any) -> str:
+    """A date or a time as a text, in UTC if it has a time zone."""
+    zoned = isinstance(value, datetime.datetime) and value.utcoffset() is not None
+    if zoned:
+        value = value.astimezone(datetime.timezone.utc).replace(tzinfo=None)
+    return _in_thousandths(value.isoformat()) + ("Z" if zoned else "")
+
+
+def _in_thousandths(text: str) -> str:
+    """A time whose fraction of a second has three, six or nine digits, or none."""
+    while "." in text and text.endswith("000"):
+        text = text[:-3]
+    return text.rstrip(".")
+
+
+def _times(place: str, value: Any) -> Any:
+    """Times of numpy, which `tolist` makes numbers of."""
+    if getattr(value, "ndim", 0):
+        return [plain(place, inner) for inner in value]
+    if value.dtype.kind == "m":
+        raise TypeError(f"{place} has a span of time: write a number or a text")
+    text = str(value)
+    return None if text == "NaT" else _in_thousandths(text)
 
 
 class GRPOConfig:
@@ -125,7 +210,7 @@ class GRPOConfig:
 
     def _take(self, arguments: Mapping[str, Any]) -> None:
         local = {name: value for name, value in arguments.items() if name in _LOCAL}
-        given = {name: plain(name, value) for name, value in arguments.items() if name not in _LOCAL}
+        given = {name: plain(f"`{name}`", value) for name, value in arguments.items() if name not in _LOCAL}
         given = {**self._given, **given}
         object.__setattr__(self, "_translation", Translation(given))
         object.__setattr__(self, "_given", given)

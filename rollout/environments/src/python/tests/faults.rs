@@ -16,12 +16,15 @@ import sys
 import time
 
 TOKEN = os.urandom(8).hex()
+KINDS = {kind.__name__: kind for kind in (StopIteration, StopAsyncIteration, GeneratorExit)}
 
 
 class Faulty:
     def reset(self, how=None, **row):
         if how == "raise":
             raise ValueError("no sea")
+        if how == "stop":
+            raise StopIteration("no sea")
         if how == "number":
             return 5
         self.how = how
@@ -55,6 +58,23 @@ class Faulty:
         """Would end the program."""
         sys.exit(1)
 
+    def stop(self, kind: str) -> str:
+        """Raises what ends generators.
+
+        Args:
+            kind: Which.
+        """
+        raise KINDS[kind]("no more")
+
+    async def stop_later(self, kind: str) -> str:
+        """Raises what ends generators.
+
+        Args:
+            kind: Which.
+        """
+        await asyncio.sleep(0)
+        raise KINDS[kind]("no more")
+
     def flood(self) -> str:
         """Writes lines that look like answers."""
         for number in range(20000):
@@ -77,6 +97,8 @@ class Faulty:
     def get_reward(self):
         if self.how == "late":
             time.sleep(1000)
+        if self.how == "end":
+            raise StopIteration("no end")
         return {"nan": float("nan"), "text": "much"}[self.how]
 "#;
 
@@ -85,6 +107,21 @@ fn start(seconds: f64) -> (Environments, Folder) {
     let folder = Folder::with(FAULTS);
     let change = |sources: &mut Sources| sources.timeout = Duration::from_secs_f64(seconds);
     (folder.start_with(&[], Some("Faulty"), change).unwrap(), folder)
+}
+
+#[test]
+fn what_ends_generators_is_an_error_like_others() {
+    let (environments, _folder) = start(20.0);
+    environments.opened(sample(1, 0), json!({"how": "end"})).unwrap();
+    for kind in ["StopIteration", "StopAsyncIteration", "GeneratorExit"] {
+        for tool in ["stop", "stop_later"] {
+            let reply = environments.reply(sample(1, 0), tool, json!({"kind": kind})).unwrap();
+            assert_eq!((reply.content, reply.failed), (json!("{'error': 'no more'}"), true), "{tool}: {kind}");
+        }
+    }
+    let ended = ["e.py:Faulty: StopIteration: no end (e.py, line ", "in get_reward)"];
+    fails(environments.scored(sample(1, 0)), "broken", &ended);
+    fails(environments.opened(sample(1, 1), json!({"how": "stop"})), "broken", &["StopIteration: no sea (e.py"]);
 }
 
 #[test]
@@ -190,7 +227,7 @@ fn what_breaks_outside_of_a_call_is_a_failure_with_its_traceback_and_never_a_rew
     let (environments, _folder) = start(20.0);
     let opened = |how: Value| environments.opened(sample(1, 0), json!({"how": how}));
     let raised = opened("raise".into()).unwrap_err();
-    assert_eq!(raised.to_string(), "e.py:Faulty: ValueError: no sea (e.py, line 13, in reset)");
+    assert_eq!(raised.to_string(), "e.py:Faulty: ValueError: no sea (e.py, line 14, in reset)");
     assert!(raised.words().iter().any(|line| line.contains("raise ValueError")), "{:?}", raised.words());
     fails(opened("number".into()), "broken", &["`reset` returned 5 (int); it may return a text"]);
     for (how, words) in

@@ -1,6 +1,11 @@
 //! What cannot begin says why, where, and what to do.
 
-use crate::{StartError, testing::Folder};
+use serde_json::json;
+
+use crate::{
+    StartError,
+    testing::{Folder, nothing, sample},
+};
 
 const CLASS: &str = "class E:\n    def reset(self, **row):\n        pass\n";
 
@@ -52,6 +57,12 @@ fn what_cannot_be_used_is_refused_with_file_line_and_the_way_out() {
             Some("E"),
             &["e.py, line 5", "`*a`"],
         ),
+        (
+            "def f(a: int, /):\n    \"\"\"Does.\n\n    Args:\n        a: It.\n    \"\"\"\n",
+            &["f"],
+            None,
+            &["e.py, line 1: tool `f`: ", "`a` takes none by name: take the `/` away"],
+        ),
         ("import os\nos._exit(7)\n", &["f"], None, &["the process ended (exit status: 7)"]),
     ];
     for (text, tools, class, words) in cases {
@@ -59,6 +70,144 @@ fn what_cannot_be_used_is_refused_with_file_line_and_the_way_out() {
         for word in *words {
             assert!(error.contains(word), "{word}: {error}");
         }
+    }
+}
+
+/// Python's JSON has these numbers, and JSON has not.
+#[test]
+fn numbers_that_json_has_not_are_refused_with_argument_and_value() {
+    let docstring = |text: &str| format!("    \"\"\"Does.\n\n    Args:\n        a: It{text}\n    \"\"\"\n");
+    let level = "import enum\nimport typing\n\n\nclass Level(enum.Enum):\n    LOW = 1.0\n    HIGH = float('inf')\n\n\n";
+    for (hint, text, value) in [
+        ("Level", "", "inf"),
+        ("typing.Literal[1, float('nan')]", "", "nan"),
+        ("float", " (choices: [1, 2, Infinity])", "inf"),
+        ("float", " (choices: [1, -1e999])", "-inf"),
+    ] {
+        let error = error(&format!("{level}def f(a: {hint}):\n{}", docstring(text)), &["f"], None).to_string();
+        let words = format!("tool `f`: argument `a` may be {value}, and JSON has no such number");
+        assert!(error.contains(&words), "{error}");
+    }
+}
+
+#[test]
+fn choices_that_do_not_end_a_description_are_refused() {
+    for text in ["(choices: [1, 2]).", "(Choices: [1, 2]) of them", "(choices: [1, 2]"] {
+        let text = format!("def f(a: int):\n    \"\"\"Does.\n\n    Args:\n        a: It {text}\n    \"\"\"\n");
+        let error = error(&text, &["f"], None).to_string();
+        assert!(error.contains("tool `f`: the choices of `a` do not end its description"), "{error}");
+    }
+}
+
+/// Methods that are written in other ways than most.
+const METHODS: &str = r#"
+import functools
+
+
+class Base:
+    data = functools.partial(int, "1")
+    Inner = dict
+
+    def __init__(self):
+        self.lent = Lender().lent
+        self.data_too = len
+
+    def reset(self, **row):
+        pass
+
+    @classmethod
+    def of_class(cls, a: int) -> int:
+        """Does.
+
+        Args:
+            a: It.
+        """
+        return a + 1
+
+    @functools.lru_cache()
+    def cached(self, a: int) -> int:
+        """Does.
+
+        Args:
+            a: It.
+        """
+        return a + 2
+
+    @staticmethod
+    def alone() -> int:
+        """Does."""
+        return 3
+
+    @property
+    def trap(self):
+        raise RuntimeError("evaluated")
+
+
+class Lender:
+    def lent(self) -> int:
+        """Does."""
+        return 4
+
+
+class Rewarded(Base):
+    @classmethod
+    def get_reward(cls):
+        return 0.5
+
+
+class Partly(Base):
+    def add(self, a: int, b: int) -> int:
+        """Does."""
+
+    more = functools.partialmethod(add, 1)
+
+
+class Counts(dict, Base):
+    def __init__(self):
+        pass
+
+
+class Chosen(Base):
+    @functools.singledispatchmethod
+    def on(self, a: int):
+        """Does."""
+
+
+class PartlyRewarded(Base):
+    get_reward = functools.partialmethod(lambda self: 1.0)
+
+
+class Number(Base):
+    get_reward = 5
+"#;
+
+#[test]
+fn every_kind_of_method_is_a_tool_or_is_refused_by_name() {
+    let folder = Folder::with(METHODS);
+    let environments = folder.start(&[], Some("Rewarded")).unwrap();
+    assert_eq!(environments.names(nothing()), ["alone", "cached", "lent", "of_class"]);
+    environments.opened(sample(1, 0), nothing()).unwrap();
+    for (tool, arguments, said) in [("of_class", json!({"a": 1}), "2"), ("cached", json!({"a": 1}), "3")] {
+        assert_eq!(environments.said(sample(1, 0), tool, arguments), said);
+    }
+    assert_eq!(environments.said(sample(1, 0), "lent", nothing()), "4");
+    assert_eq!(environments.scored(sample(1, 0)), Ok(Some(0.5)), "a class method gives the reward");
+    assert!(!folder.start(&[], Some("Base")).unwrap().give_rewards());
+    assert_eq!(folder.start(&[], Some("Counts")).unwrap().names(nothing()), ["alone", "cached", "of_class"]);
+    for (class, words) in [
+        (
+            "Partly",
+            "e.py:Partly: `Partly.more` is a `partialmethod` and no method: write `def more(self, …)`, or call it",
+        ),
+        ("Chosen", "`Chosen.on` is a `singledispatchmethod` and no method: "),
+        (
+            "PartlyRewarded",
+            "`PartlyRewarded.get_reward` is a `partialmethod` and no method: write `def get_reward(self, …)`",
+        ),
+        ("Number", "`Number.get_reward` is a `int` and no method: "),
+    ] {
+        let error = folder.start(&[], Some(class)).err().expect(class).to_string();
+        assert!(error.contains(words), "{error}");
     }
 }
 

@@ -202,7 +202,8 @@ impl Reader<'_> {
         let sections = self.object("rope_parameters")?;
         if let Some(key) = sections.keys().find(|key| !["full_attention", "sliding_attention"].contains(&key.as_str()))
         {
-            let hint = format!("`{key}` is no type of layer");
+            let hint =
+                format!("`{key}` is no type of layer: sections full_attention and sliding_attention are expected");
             return Err(self.unsupported("rope_parameters", &Value::Object(sections), &hint));
         }
         let sections = Reader { section: "rope_parameters", fields: &sections };

@@ -124,7 +124,8 @@ impl Reader<'_> {
         let turns = self.get(POSITIONS).and_then(Value::as_str) == Some("rope");
         let attention =
             LayerKind::Attention(AttentionKind { rotary: turns.then_some(Rotary::Global), window: None, gate: None });
-        let Some(types) = self.get("layer_types") else {
+        // Its class takes the second name for the first, also where both are given.
+        let Some(types) = self.get("layers_block_type").or_else(|| self.get("layer_types")) else {
             return Ok(vec![LayerKind::Mamba(self.mamba()?); count]);
         };
         let [of_attention, of_mamba] = OF_GRANITE;
