@@ -49,7 +49,7 @@ pub struct Args {
 
 /// What is sent.
 enum Source {
-    Model(NamedModel),
+    Model(Box<NamedModel>),
     /// An adapter goes without its base, so the base need not be on this machine.
     Adapter(NamedAdapter),
 }
@@ -57,7 +57,7 @@ enum Source {
 impl Source {
     fn find(named: &Path) -> Result<Self> {
         let error = match NamedModel::find(named) {
-            Ok(model) => return Ok(Self::Model(model)),
+            Ok(model) => return Ok(Self::Model(Box::new(model))),
             Err(error) => error,
         };
         let alone = match &error {
@@ -102,7 +102,7 @@ impl Source {
 
     fn card(&self, subject: &Subject<'_>) -> Result<String> {
         match self {
-            Self::Model(model) => card::text(model, subject),
+            Self::Model(model) => card::text(&**model, subject),
             Self::Adapter(adapter) => card::text(adapter, subject),
         }
     }

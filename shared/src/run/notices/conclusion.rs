@@ -26,7 +26,7 @@ pub struct NothingLearned {
     pub reason: Option<Notice>,
     /// The notice that conversations lost their environment, if there is one: what is left of them may be too little to
     /// learn from.
-    pub lost: Option<Notice>,
+    pub lost: Option<Box<Notice>>,
 }
 
 /// What a notice of the kind [`NoticeKind::NoGradient`] has before its reason.
@@ -86,7 +86,7 @@ pub fn nothing_learned(records: &[MetricRecord], notices: &[Notice], config: &Tr
     }
     let of_kind = |kind: &NoticeKind| notices.iter().find(|notice| notice.kind == *kind).cloned();
     let reason = REASONS.iter().find_map(of_kind);
-    Some(NothingLearned { steps: records.len(), reason, lost: of_kind(&NoticeKind::EnvironmentLost) })
+    Some(NothingLearned { steps: records.len(), reason, lost: of_kind(&NoticeKind::EnvironmentLost).map(Box::new) })
 }
 
 /// Whether the last steps stay below the middle between the reward after a collapse and the best reward before it.
@@ -179,7 +179,7 @@ mod tests {
         let begin = "nothing was learned: no update of 1 step had a gradient; ";
         let why = format!("{begin}what the completions earned made no advantage; look at rewards");
         let of_lost = "in step 1, of 8 conversations 6 lost theirs; correct it";
-        assert_eq!(told(&[reason.clone()]), why);
+        assert_eq!(told(std::slice::from_ref(&reason)), why);
         assert_eq!(told(&[lost.clone(), reason]), format!("{why}; {of_lost}"));
         assert_eq!(told(&[lost]), format!("{begin}{of_lost}"));
     }
