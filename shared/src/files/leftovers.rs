@@ -27,7 +27,8 @@ pub fn remove(path: &Path) -> io::Result<()> {
     let path = std::path::absolute(path)?;
     let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else { return Ok(()) };
     let entries = match fs::read_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        // Whoever writes there says so.
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => return Ok(()),
         entries => entries.map_err(named(folder))?,
     };
     for entry in entries {
@@ -88,6 +89,8 @@ mod tests {
         remove(&dir.path().join("out")).unwrap();
         assert!(!dir.path().join(held).exists());
         remove(&dir.path().join("no/such/folder")).unwrap();
+        fs::write(dir.path().join("file"), "").unwrap();
+        remove(&dir.path().join("file/below")).unwrap();
     }
 
     #[test]
