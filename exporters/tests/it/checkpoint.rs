@@ -52,6 +52,20 @@ fn every_element_type_is_read_exactly() {
     }
 }
 
+/// transformers ties the embedding to the head where a file has the head alone.
+#[test]
+fn a_tied_model_may_have_its_head_in_place_of_the_embedding() {
+    let model = TestModel::new(&json!({"tie_word_embeddings": true}), Dtype::F32);
+    let mut tensors = model.parameters();
+    let shape = tensors.remove("model.embed_tokens.weight").unwrap();
+    tensors.insert("lm_head.weight".into(), shape.clone());
+    model.write_weights(&tensors, Dtype::F32);
+    let found = Checkpoint::open(&model.open()).unwrap().read_f32("model.embed_tokens.weight").unwrap();
+    assert_eq!(found, values("lm_head.weight", &shape));
+    model.write_config(&json!({"tie_word_embeddings": false}));
+    assert!(refusal(&model).contains("no tensor model.embed_tokens.weight"));
+}
+
 /// A bit that flips in a value leaves it finite, so only the list of checksums shows it.
 #[test]
 fn weights_of_a_checkpoint_are_those_that_were_written() {

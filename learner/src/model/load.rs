@@ -10,7 +10,7 @@ use shared::{
 use tch::{Device, Kind};
 
 use super::{Decoder, Parameters, Scorer, Weights, coded::Coded, kinds::wide_kind, scorer::SCORE};
-use crate::error::LearnerError;
+use crate::{device, error::LearnerError};
 
 /// Standard deviation of random weights when `config.json` has no `initializer_range`; transformers' default.
 const INITIALIZER_RANGE: f64 = 0.02;
@@ -173,6 +173,9 @@ fn weights(
         return quantised(config, options, format, read);
     }
     if options.trainable && options.kind != wide_kind(options.kind) {
+        if options.device == Device::Cpu {
+            device::keep_freed_memory();
+        }
         let masters = Parameters::load(config.parameters(), wide_kind(options.kind), options.device, read)?;
         return Ok(Weights::rounded(masters, options.kind));
     }

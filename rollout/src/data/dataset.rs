@@ -207,7 +207,8 @@ impl Dataset {
                 tracing::warn!("{}: {warning}", path.display());
             }
             table.rows.truncate(limit - dataset.rows.len());
-            dataset.add(path, table, tokenizer, options)?;
+            let most = most_steps(table.rows.len());
+            dataset.add(path, table, tokenizer, options, most)?;
         }
         Ok(dataset)
     }
@@ -224,21 +225,22 @@ impl Dataset {
     ) -> Result<Self, DatasetError> {
         let mut dataset = Self { sources: Vec::new(), rows: Vec::new(), odd: OddPrompts::default() };
         table.describe(&options.columns)?;
-        dataset.add(Path::new(name), table, tokenizer, options)?;
+        let most = most_steps(table.rows.len());
+        dataset.add(Path::new(name), table, tokenizer, options, most)?;
         Ok(dataset)
     }
 
-    /// Adds the rows of a file or folder.
+    /// Adds the rows of a file or folder, whose template takes at most so many steps.
     fn add(
         &mut self,
         path: &Path,
         table: Table,
         tokenizer: &Tokenizer,
         options: &PromptOptions,
+        most: u64,
     ) -> Result<(), DatasetError> {
         let first = self.rows.len() as u64;
         let rows = table.rows.len();
-        let most = STEPS + rows as u64 * STEPS_OF_ROW;
         let before = steps(tokenizer);
         let slow = || steps(tokenizer) - before > most;
         // The error names the first bad row, whichever thread finds one first. Rows behind it are not read any more.
@@ -399,6 +401,10 @@ impl Dataset {
 }
 
 /// Steps that a chat template has taken for all prompts so far.
+fn most_steps(rows: usize) -> u64 {
+    STEPS + rows as u64 * STEPS_OF_ROW
+}
+
 fn steps(tokenizer: &Tokenizer) -> u64 {
     tokenizer.template().map_or(0, ChatTemplate::steps)
 }

@@ -17,9 +17,11 @@ const WAIT_VARIABLES: [&str; 3] = ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLO
 /// an operation's threads are woken again and again.
 const WAITING: (&str, &str) = ("GOMP_SPINCOUNT", "10000");
 
-/// The memory of tensors stays with the process when the tensors are gone, whatever their size. Otherwise the process
-/// would give them back to the system after every use, and the system would clear each of their pages again.
-const ALLOCATOR: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776");
+/// The memory of tensors stays with the process when the tensors are gone. Otherwise the process would give activations
+/// of 10 MB each back to the system after every use, and ask for each of their pages again. Larger ones are given back,
+/// which a learner in bf16 turns off as well.
+const ALLOCATOR: (&str, &str) =
+    ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=4294967296");
 
 /// Tensors of 2 MB and more lie on large pages, where the system has them for programs that ask.
 const LARGE_PAGES: (&str, &str) = ("THP_MEM_ALLOC_ENABLE", "1");

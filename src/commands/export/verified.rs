@@ -9,7 +9,7 @@ use exporters::{
     genai::{self, GenAiOptions},
     gguf,
 };
-use exporters_verify::{Distance, Model, VerifyError, genai as genai_folder, huggingface, published, size_of, verify};
+use exporters_verify::{Distance, Model, VerifyError, huggingface, published, size_of, verify};
 use shared::{
     Dtype,
     files::{atomic, output_dir},
@@ -53,32 +53,24 @@ impl Stored {
     }
 }
 
-/// Largest difference of a log-prob, in nats, of an export that keeps all digits.
-const EXACT: f64 = 1e-4;
-
-/// Largest difference of a log-prob, in nats, that a rounding of all weights usually makes. fp16 keeps 11 bits of a
-/// weight and bf16 8, so a weight of bf16 may be off by eight times as much. It is no bound: the values are compared
-/// one by one, and the effect on log-probs is a matter of the model. Weights in blocks have no usual figure.
-fn usual(dtype: DtypeArg) -> Option<f64> {
+/// Largest difference of a log-prob, in nats. fp16 keeps 11 bits of a weight and bf16 8, so a weight of bf16 may be off
+/// by eight times as much. Weights in blocks have no bound: their values are compared one by one, and the effect on
+/// log-probs is a matter of the model.
+fn bound(dtype: DtypeArg) -> Option<f64> {
     match dtype {
+        DtypeArg::Fp32 => Some(1e-4),
         DtypeArg::Fp16 => Some(1e-2),
         DtypeArg::Bf16 => Some(8e-2),
-        DtypeArg::Fp32 | DtypeArg::Q8_0 | DtypeArg::Q4_0 | DtypeArg::Int8 | DtypeArg::Int4 => None,
-    }
-}
-
-/// What the runtime of a folder may add by rounding its activations: to 8 bits beside weights of fewer bits, to 16 bits
-/// beside those of fp16.
-fn bound_of_runtime(dtype: DtypeArg) -> genai_folder::Bound {
-    match dtype {
-        DtypeArg::Fp32 => genai_folder::Bound::Largest(EXACT),
-        DtypeArg::Fp16 => genai_folder::Bound::Added(5e-3),
-        _ => genai_folder::Bound::Added(0.02),
+        DtypeArg::Q8_0 | DtypeArg::Q4_0 | DtypeArg::Int8 | DtypeArg::Int4 => None,
     }
 }
 
 /// Why a good export may seem to be none: a rounding changes the log-prob of a token the more, the less likely it is.
 const UNLIKELY: &str = "pseudo-random tokens were compared, which a model holds for unlikely; --rows names a dataset";
+
+/// The way out where rounded weights are too far from the model on rows that matter.
+const ROUNDED: &str = "each value is the model's, rounded, but some log-probs change by more than the format may cost; \
+                       take --dtype fp32, or --rows with the texts that the export is for";
 
 /// Writes, verifies and tells.
 pub(super) fn export(args: &ToFormat) -> Result<()> {
@@ -95,7 +87,7 @@ pub(super) fn export(args: &ToFormat) -> Result<()> {
         found = Some((distance?, size_of(path)?));
         Ok(())
     };
-    let (rows_of, most) = (&rows.tokens, (args.dtype == DtypeArg::Fp32).then_some(EXACT));
+    let (rows_of, most) = (&rows.tokens, bound(args.dtype));
     let mut read = |name: &str| -> Result<Cow<'static, [f32]>, SourceError> { Ok(stored.read(name)?.into()) };
     let written: Result<()> = match args.format {
         Format::Safetensors => atomic::write_dir(&args.out, |dir| {
@@ -125,9 +117,8 @@ pub(super) fn export(args: &ToFormat) -> Result<()> {
             let precision = args.dtype.genai().expect("only types that the format has come here");
             genai::fill(named.dir(), dir, &GenAiOptions { precision, max_positions: args.max_positions }, &mut read)?;
             let mut runtime = Runtime::start(dir)?;
-            let folder = genai_folder::open(dir)?;
-            let bound = bound_of_runtime(args.dtype);
-            take(genai_folder::verify(&mut source, folder, &mut runtime, rows_of, bound), dir)?;
+            let folder = exporters_verify::genai::open(dir)?;
+            take(exporters_verify::genai::verify(&mut source, folder, &mut runtime, rows_of, most), dir)?;
             drop(runtime);
             effect = effect_of(&Exported::Folder(dir));
             Ok(())
@@ -139,6 +130,11 @@ pub(super) fn export(args: &ToFormat) -> Result<()> {
             Some(gone) => error.context(gone),
             None if rows.random && matches!(error.downcast_ref(), Some(VerifyError::TooFar { .. })) => {
                 error.context(UNLIKELY)
+            }
+            None if args.dtype != DtypeArg::Fp32
+                && matches!(error.downcast_ref(), Some(VerifyError::TooFar { .. })) =>
+            {
+                error.context(ROUNDED)
             }
             None => error,
         })
@@ -201,9 +197,8 @@ fn tell(args: &ToFormat, named: &NamedModel, size: u64, rows: &rows::Rows, dista
         args.out.display(),
         100.0 * size as f64 / (parameters * Dtype::Fp32.size() as u64) as f64,
     ));
-    let bound = match usual(args.dtype) {
-        Some(usual) => format!("usually below {usual:.0e}; each value is the model's, rounded"),
-        None if args.dtype == DtypeArg::Fp32 => format!("bound {EXACT:.0e}"),
+    let bound = match bound(args.dtype) {
+        Some(bound) => format!("bound {bound:.0e}"),
         None if args.format == Format::Genai => {
             "no bound for one token: the values of a block are within half a step of the model's, and the mean is \
              little above that of these values in a plain forward pass"
@@ -222,12 +217,4 @@ fn tell(args: &ToFormat, named: &NamedModel, size: u64, rows: &rows::Rows, dista
         distance.kl,
         100.0 * distance.same_greedy,
     ));
-    if usual(args.dtype).is_some_and(|usual| distance.largest > usual) {
-        let dtype = args.dtype.name();
-        output::tell(format_args!(
-            "warning: {dtype} changes the log-prob of a token by more than is usual ({:.1e}), most often that of an \
-             unlikely one; --dtype fp32 keeps all digits, and --rows names rows that matter to you",
-            distance.largest
-        ));
-    }
 }

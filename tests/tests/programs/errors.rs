@@ -166,6 +166,28 @@ fn an_unsupported_model_is_refused_with_key_and_value() {
     }
 }
 
+/// A dry run makes every check of a real start, so it knows what the export and the engine would refuse.
+#[test]
+fn what_no_sampler_runs_is_refused_by_a_dry_run() {
+    let bench = Bench::new();
+    // Each problem has a line of its own above the last.
+    let refused = |more: &[&str]| {
+        let finished = bench.run("tandem", &[&["train", "run.toml", "--dry-run"], more].concat());
+        let _ = finished.refusal();
+        finished.stderr
+    };
+    bench.place.change_config(&json!({"head_dim": 12}));
+    assert_named(&[refused(&[])], &["`model`: `head_dim` = 12 cannot be exported"]);
+    bench.place.change_config(&json!({"head_dim": 520}));
+    let part = "needs the packed kernels, which do not know the model: `head_dim` 520 is above 512";
+    for [option, value] in [["--rollout_dtype", "int8"], ["--kv_dtype", "bf16"], ["--speculative_tokens", "2"]] {
+        assert_named(&[refused(&[option, value])], &[&option[2..], part]);
+    }
+    assert!(!refused(&[]).contains(part));
+    let nameless = bench.run("tandem", &["serve", "--model", "model", "--served-model-name", ""]);
+    assert_eq!(nameless.status.code(), Some(2), "{nameless:?}");
+}
+
 #[test]
 fn a_bad_line_of_a_dataset_is_named_with_file_and_number() {
     let bench = Bench::new();

@@ -271,18 +271,37 @@ fn prompts_that_begin_twice_are_told() {
     assert_eq!(dataset.remarks(&tokenizer, &options), Vec::<String>::new());
 }
 
+/// Errors of 400 rows whose template may take `most` steps, and the steps that it has taken.
+fn refused(template: &str, most: u64) -> (String, u64) {
+    let tokenizer = byte_tokenizer(Some(template));
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("rows.jsonl");
+    fs::write(&path, "{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}]}\n".repeat(400)).unwrap();
+    let table = shared_data::read(&path, "train").unwrap();
+    let mut dataset = Dataset { sources: Vec::new(), rows: Vec::new(), odd: OddPrompts::default() };
+    let error = dataset.add(&path, table, &tokenizer, &PromptOptions::default(), most).unwrap_err();
+    (error.to_string(), steps(&tokenizer))
+}
+
 #[test]
 fn a_template_without_end_ends_the_start_at_once() {
     let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}";
-    let lines = "{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}]}\n".repeat(400);
-    let begin = std::time::Instant::now();
-    let error = load_with(&lines, Some(endless), &PromptOptions::default()).unwrap_err();
-    assert!(error.contains("line 1: ") && error.contains("fuel") && error.contains("`chat_template`"), "{error}");
-    let heavy = "{% for a in range(1500) %}{% for b in range(200) %}{% endfor %}{% endfor %}a";
-    let error = load_with(&lines.repeat(20), Some(heavy), &PromptOptions::default()).unwrap_err();
-    assert!(error.contains("steps for 8000 rows together") && error.contains("`chat_template`"), "{error}");
-    // All of them would take minutes.
-    assert!(begin.elapsed().as_secs() < 120, "{:?}", begin.elapsed());
+    let (error, taken) = refused(endless, most_steps(400));
+    assert!(
+        error.contains("line 1: ") && error.contains("for one prompt") && error.contains("`chat_template`"),
+        "{error}"
+    );
+    // Rows behind it are not rendered, a few that were begun already left aside.
+    assert!(taken < 20 * shared_chat::FUEL, "{taken}");
+}
+
+#[test]
+fn a_template_that_is_slow_for_every_row_ends_the_start_before_the_last() {
+    let heavy = "{% for a in range(150) %}{% for b in range(200) %}{% endfor %}{% endfor %}a";
+    let (error, taken) = refused(heavy, 1_000_000);
+    assert!(error.contains("more than 1000000 steps for 400 rows together"), "{error}");
+    assert!(error.contains("`chat_template`") && taken < 20_000_000, "{taken} steps: {error}");
+    assert_eq!(most_steps(8000), 500_000_000, "some seconds' worth");
 }
 
 #[test]
