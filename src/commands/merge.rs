@@ -5,6 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::{Context, Result, ensure};
 use shared::{ModelDir, files::output_dir};
 
+use super::remove_leftovers;
 use crate::terminal::output;
 
 /// Flags of `tandem merge`.
@@ -25,6 +26,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<ExitCode> {
     let Args { adapter, out, base } = args;
     output_dir::check(out, &[]).context("OUT")?;
+    remove_leftovers(out);
     let model = match base {
         Some(base) => ModelDir::open_adapter(adapter, base)?,
         None => ModelDir::open(adapter)?,

@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use shared::{
     ModelConfig, ModelDir,
     config::TrainConfig,
-    files::output_dir,
+    files::{leftovers, output_dir},
     run::memory_plan::{LearnerSizes, Machine, Workload},
 };
 use shared_hub::locate_model;
@@ -109,14 +109,19 @@ fn word<T: DeserializeOwned>(text: &str) -> Result<T, String> {
 }
 
 /// Refuses an output folder that the model cannot be written to, before hours of training: the folder of the model that
-/// is read, a folder with content, which would be lost, and a folder that cannot be made.
+/// is read, a folder with content, which would be lost, and a folder that cannot be made. What an interrupted command
+/// has left of it is removed.
 fn check_output(output: &Path, model: &Path) -> anyhow::Result<()> {
     if let (Ok(output), Ok(model)) = (output.canonicalize(), model.canonicalize())
         && output == model
     {
         bail!("--output is the --model directory; name another one");
     }
-    output_dir::check(output, &[]).context("--output")
+    output_dir::check(output, &[]).context("--output")?;
+    if let Err(error) = leftovers::remove(output) {
+        tracing::warn!("--output: what an earlier command has left: {error}");
+    }
+    Ok(())
 }
 
 /// Refuses a number that is not above 0.

@@ -16,11 +16,12 @@ use clap::{Subcommand, ValueEnum};
 use exporters::{ExportOptions, genai::Precision, gguf::GgufType};
 use shared::{
     Dtype, ModelDir,
-    files::{leftovers, output_dir},
+    files::output_dir,
     model::manifest::{DATA_FILE, MANIFEST_FILE, MODEL_FILE},
 };
 use shared_hub::{NamedModel, locate_model};
 
+use super::remove_leftovers;
 use crate::terminal::output;
 
 /// Flags of `tandem export`.
@@ -211,13 +212,6 @@ fn to_format(args: &ToFormat) -> Result<()> {
     let is_limited = format == Format::Genai || args.max_positions.is_none();
     ensure!(is_limited, "--max-positions: {} has no such limit; leave it out", format.name());
     verified::export(args)
-}
-
-/// Removes what exports to the same place have left that were interrupted. What cannot be removed hinders nothing.
-fn remove_leftovers(out: &Path) {
-    if let Err(error) = leftovers::remove(out) {
-        output::tell(format_args!("warning: what an earlier export has left: {error}"));
-    }
 }
 
 fn to_onnx(args: &ToFormat) -> Result<()> {

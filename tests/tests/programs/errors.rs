@@ -206,6 +206,16 @@ fn a_bad_line_of_a_dataset_is_named_with_file_and_number() {
 }
 
 #[test]
+fn what_an_interrupted_training_has_left_of_its_output_is_removed() {
+    let bench = Bench::new();
+    // Process ids end at 2^22, so no process writes it.
+    let left = bench.path(".tmp-4194305-0-sft");
+    fs::create_dir(&left).unwrap();
+    let _ = bench.refusal("learner", &["sft", "--model", "model", "--data", "absent.jsonl", "--output", "sft"]);
+    assert!(!left.exists());
+}
+
+#[test]
 fn an_unwritable_output_is_named() {
     let bench = Bench::new();
     // A folder below a regular file cannot be made by anybody, not even by root.
