@@ -20,7 +20,7 @@ pub type Answers = Vec<Vec<Option<String>>>;
 /// How the scores of an evaluation are read.
 #[derive(Debug, Clone, Copy)]
 pub struct Judging {
-    /// The first reward function's score from which a completion counts as correct.
+    /// The score from which a completion counts as correct, of the first reward function or of an environment.
     pub correct_at: f64,
     /// How a failed reward function affects the reward of a completion.
     pub failure: RewardFailure,
@@ -101,8 +101,8 @@ const MAJ: Figure = Figure {
 /// The metrics of a model on a dataset, evaluated in `seconds`. `groups` and `answers` are in the order of the prompts,
 /// so that the last digit does not depend on who was finished first. Without `answers` there is no maj@k.
 ///
-/// A prompt whose completions could not all be scored by the first function is left out of accuracy, avg@k, pass@k and
-/// maj@k; `eval_scored_prompts` counts the others.
+/// A prompt whose completions could not all be scored by the first function, or by the environment of its row, is left
+/// out of accuracy, avg@k, pass@k and maj@k; `eval_scored_prompts` counts the others.
 #[must_use]
 pub fn record(groups: &[Scored], answers: Option<&Answers>, judging: Judging, seconds: f64) -> MetricRecord {
     let Judging { correct_at, failure } = judging;
@@ -113,6 +113,10 @@ pub fn record(groups: &[Scored], answers: Option<&Answers>, judging: Judging, se
     let shares: Vec<f64> = correct.iter().map(|&c| c as f64 / k as f64).collect();
     record.count(metrics::EVAL_PROMPTS, groups.len() as u64);
     record.count(metrics::EVAL_SCORED_PROMPTS, correct.len() as u64);
+    let failed = failed_prompts(groups, judging);
+    if failed > 0 {
+        record.count(metrics::EVAL_FAILED_PROMPTS, failed as u64);
+    }
     record.set(metrics::EVAL_CORRECT_AT, correct_at);
     record.set(metrics::EVAL_ACCURACY, mean(shares.iter().copied()));
     AVG.set(&mut record, k, &shares);
@@ -184,7 +188,45 @@ fn count_correct(completions: &[Completion], correct_at: f64) -> Option<usize> {
 /// Whether a completion is correct; `None` if it has no score.
 fn is_correct(completion: &Completion, correct_at: f64) -> Option<bool> {
     // Scores are sums of decimal fractions: 4 x 0.2 may fall short of 0.8 by a rounding.
-    Some(completion.rewards.first()?.score()? >= correct_at - 1e-9)
+    Some(judged(completion)?.score()? >= correct_at - 1e-9)
+}
+
+/// What says whether a completion is correct: the first reward function, whether or not it has failed; without reward
+/// functions the environment of its row. The environments of other rows abstain, so theirs is the one that does not.
+fn judged(completion: &Completion) -> Option<&RewardOutcome> {
+    let of_environments = completion.exchange.as_ref().map_or(0, |exchange| exchange.rewards.len());
+    if completion.rewards.len() > of_environments {
+        return completion.rewards.first();
+    }
+    completion.rewards.iter().find(|outcome| !matches!(outcome, RewardOutcome::NotApplicable))
+}
+
+/// How many prompts have no completion with score and reward because environments or reward functions failed. A reward
+/// that abstains is no failure: it may be meant for other rows.
+#[must_use]
+pub fn failed_prompts(groups: &[Scored], judging: Judging) -> usize {
+    let has_failed = |completion: &Completion| {
+        completion.environment_failed()
+            || judged(completion).is_some_and(RewardOutcome::has_failed)
+            || judging.failure.excludes(&completion.rewards)
+    };
+    groups.iter().filter(|group| group.completions.iter().all(has_failed)).count()
+}
+
+/// Refuses the figures of an evaluation of which failures have left less than half: they are those of the prompts that
+/// happened to need nothing of what is broken.
+///
+/// # Errors
+/// More failed prompts than others, with both numbers.
+pub fn check_failed(failed: usize, prompts: usize) -> anyhow::Result<()> {
+    anyhow::ensure!(2 * failed <= prompts, "{}; the figures are those of the others alone", in_words(failed, prompts));
+    Ok(())
+}
+
+/// How many prompts have failed, in words.
+#[must_use]
+pub fn in_words(failed: usize, prompts: usize) -> String {
+    format!("{failed} of {prompts} prompts have no score, because an environment or a reward function failed")
 }
 
 fn powers_of_two_and(k: usize) -> Vec<usize> {
@@ -278,6 +320,77 @@ mod tests {
         let ends = |key: &&String| key.starts_with("eval_episode/ended/");
         let missing: Vec<&String> = found.values().keys().filter(|key| !ends(key) && !expected.contains(key)).collect();
         assert!(missing.is_empty(), "{missing:?}");
+    }
+
+    /// A conversation of a run whose rewards are all of environments, in `columns`.
+    fn conversed(sample: u32, end: EpisodeEnd, columns: [RewardOutcome; 2]) -> Completion {
+        let exchange = Exchange { rewards: columns.to_vec(), ..Exchange::new(&[], end) };
+        let failed = || vec![Failed("gone".into()); 2];
+        let rewards = if end.is_failure() { failed() } else { columns.to_vec() };
+        Completion { rewards, exchange: Some(Box::new(exchange)), ..testing::completion(sample, vec![1]) }
+    }
+
+    fn of_environments(completions: Vec<Completion>) -> Scored {
+        let reward_names = vec![("Game".into(), 1.0), ("Maze".into(), 1.0)];
+        Group { reward_names, ..testing::group(0, completions) }.into()
+    }
+
+    #[test]
+    fn each_row_is_judged_by_its_own_environment() {
+        let played = |columns| of_environments(vec![conversed(0, EpisodeEnd::Stop, columns)]);
+        let groups = [
+            played([Score(1.0), NotApplicable]),
+            played([NotApplicable, Score(1.0)]),
+            played([NotApplicable, Score(0.0)]),
+            played([NotApplicable, NotApplicable]),
+        ];
+        let record = record(&groups, None, Judging { correct_at: 1.0, failure: RewardFailure::Exclude }, 1.0);
+        assert_eq!(record.get(metrics::EVAL_SCORED_PROMPTS), Some(3.0), "the last one's environment gave no reward");
+        assert_eq!(record.get(metrics::AVG.of(1)), Some(2.0 / 3.0));
+        assert_eq!(record.get(metrics::EVAL_FAILED_PROMPTS), None);
+    }
+
+    #[test]
+    fn a_first_function_that_fails_or_abstains_is_not_replaced_by_the_next_one_or_by_an_environment() {
+        let mut completion = conversed(0, EpisodeEnd::Stop, [NotApplicable, Score(1.0)]);
+        for first in [Failed("late".into()), NotApplicable] {
+            completion.rewards = vec![first, Score(1.0), NotApplicable, Score(1.0)];
+            assert_eq!(is_correct(&completion, 1.0), None);
+        }
+        completion.exchange = None;
+        assert_eq!(is_correct(&completion, 1.0), None);
+    }
+
+    #[test]
+    fn prompts_that_failed_are_told_from_those_of_which_a_reward_abstains() {
+        let plain = |outcomes: [RewardOutcome; 2]| group(0, vec![(outcomes.to_vec(), 1, FinishReason::Stop)]);
+        let lost = |end| of_environments(vec![conversed(0, end, [NotApplicable, NotApplicable])]);
+        let failed = || Failed("late".into());
+        for (group, of_exclude, of_zero) in [
+            (plain([Score(0.0), NotApplicable]), 0, 0),
+            (plain([NotApplicable, Score(1.0)]), 0, 0),
+            (plain([failed(), Score(1.0)]), 1, 1),
+            // The reward then counts the function as 0.
+            (plain([Score(1.0), failed()]), 1, 0),
+            (lost(EpisodeEnd::EnvironmentFailed), 1, 1),
+            (lost(EpisodeEnd::Deadline), 1, 1),
+            (lost(EpisodeEnd::Stop), 0, 0),
+        ] {
+            let found = |failure| failed_prompts(std::slice::from_ref(&group), Judging { correct_at: 1.0, failure });
+            assert_eq!((found(RewardFailure::Exclude), found(RewardFailure::Zero)), (of_exclude, of_zero), "{group:?}");
+        }
+        let groups = [plain([failed(), failed()]), plain([Score(2.0), Score(1.0)])];
+        let record = record(&groups, None, Judging { correct_at: 1.5, failure: RewardFailure::Exclude }, 1.0);
+        assert_eq!(record.get(metrics::EVAL_FAILED_PROMPTS), Some(1.0));
+    }
+
+    #[test]
+    fn figures_of_less_than_half_of_the_prompts_are_refused_with_both_numbers() {
+        for (failed, prompts) in [(0, 0), (0, 200), (100, 200)] {
+            check_failed(failed, prompts).unwrap();
+        }
+        let error = check_failed(101, 200).unwrap_err().to_string();
+        assert!(error.starts_with("101 of 200 prompts have no score, because an environment or a"), "{error}");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{
     read::Entry,
-    rules::{Converted, Keys, Lookup, Reason, Rules},
+    rules::{Converted, Keys, Lookup, Reason, Rules, nothing_implied},
 };
 
 /// accelerate's keys.
@@ -15,6 +15,7 @@ pub static RULES: Rules = Rules {
     converted: CONVERTED,
     ours: false,
     implied: &[],
+    implied_by: nothing_implied,
     counts: &[],
     combine: |_| Vec::new(),
     remarks: |_| Vec::new(),

@@ -227,7 +227,13 @@ impl<'a> Command<'a> {
         put(&mut given, flags(self.script.iter())?);
         let mut entries = Vec::new();
         for Entry { key, value, unset, .. } in &given {
-            let Some(name) = value.as_str() else { continue };
+            let Some(name) = value.as_str() else {
+                let files = ["config", "config_file", "accelerate_config"];
+                if files.contains(&key.as_str()) && value.is_array() {
+                    bail!("--{key} takes one file, and has several words behind it: {}", OneLine(&value.to_string()));
+                }
+                continue;
+            };
             if let (Some(unset), "config" | "config_file" | "accelerate_config") = (unset, key.as_str()) {
                 bail!("--{key} {}: {unset}", OneLine(name));
             }

@@ -193,8 +193,11 @@ pub fn refuse_file(path: &Path, text: &str) -> Result<()> {
     if extension == "ipynb" || (text.trim_start().starts_with('{') && text.contains("\"nbformat\"")) {
         bail!("is a notebook, which is not read; {}", PROGRAM);
     }
-    if extension == "py" {
+    if is_python(path) {
         let imports = |name: &str| text.lines().filter_map(imported).any(|module| is_of(module, name));
+        if imports("tandem_rl") {
+            bail!("is a Python script that trains with tandem_rl; run it with Python (docs/python.md)");
+        }
         let library = [
             "unsloth",
             "verifiers",
@@ -214,13 +217,22 @@ pub fn refuse_file(path: &Path, text: &str) -> Result<()> {
             "art",
             "trl",
         ];
-        let of = library.into_iter().find(|name| imports(name)).map(|name| format!(" that uses {name}"));
+        let used = library.into_iter().find(|name| imports(name));
+        if used == Some("trl") {
+            return Ok(());
+        }
+        let of = used.map(|name| format!(" that uses {name}"));
         bail!("is a Python script{}, which is not read; {}", of.unwrap_or_default(), PROGRAM);
     }
     if extension == "toml" {
         refuse_toml(text)?;
     }
     Ok(())
+}
+
+/// Whether a file is a Python script by its name.
+pub fn is_python(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("py"))
 }
 
 /// The module that a line of Python imports.
@@ -419,15 +431,21 @@ mod tests {
             ("c.yaml", "trainer: {algorithm: {advantage_estimator: grpo}}\ngenerator: {n: 4}\n", "SkyRL's"),
             ("rl.toml", "max_steps = 100\n[orchestrator]\nbatch_size = 64\n[trainer.optim]\nlr = 1e-6\n", "prime-rl's"),
             ("a.ipynb", "{\"cells\": [], \"nbformat\": 4}", "a notebook"),
-            ("train.py", "from trl import GRPOConfig\n", "a Python script that uses trl"),
             ("train.py", "import verifiers as vf\nfrom trl import GRPOConfig\n", "uses verifiers"),
             ("train.py", "import art\n", "uses art"),
-            ("train.py", "# an article\nimport artful\nfrom trl import GRPOConfig\n", "uses trl"),
+            ("train.py", "# an article\nimport artful\n", "a Python script, which"),
             ("train.py", "from unsloth import FastLanguageModel\nfrom trl import GRPOConfig\n", "uses unsloth"),
         ] {
             let message = refusal(file, text);
             assert!(message.contains(name) && message.contains("which is not read; write"), "{text}: {message}");
         }
+    }
+
+    #[test]
+    fn a_script_of_our_own_package_is_python_s_to_run() {
+        let message =
+            refusal("train.py", "from tandem_rl import GRPOTrainer\nfrom trl.rewards import accuracy_reward\n");
+        assert!(message.contains("trains with tandem_rl; run it with Python"), "{message}");
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod rewards;
 mod rlinf;
 mod rules;
 mod schedule;
+mod script;
 mod shell;
 mod tools;
 mod translate;
@@ -28,6 +29,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value, json};
 use shared::{files::atomic, run::notices};
+use shared_bounds::OneLine;
 
 use crate::terminal::output;
 use dialect::Dialect;
@@ -38,8 +40,8 @@ use translate::Translation;
 /// Words of `tandem import-config`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The configuration: YAML, JSON, a `trl grpo` command, or a list of a.b.c=value (a whole command or script will
-    /// do).
+    /// The configuration: YAML, JSON, a `trl grpo` command, a Python script with TRL's GRPOTrainer, or a list of
+    /// a.b.c=value (a whole command or script will do).
     file: PathBuf,
     /// Whose it is; told by its keys when not given.
     #[arg(long)]
@@ -108,8 +110,8 @@ impl Imported {
     /// When it cannot be read, or belongs to no system that is known.
     pub fn read(file: &Path, from: Option<Dialect>) -> Result<Self> {
         let name = || file.display().to_string();
-        let Contents { entries, notes } = read::read(file).with_context(name)?;
-        let dialect = from.map_or_else(|| Dialect::detect(&entries), Ok).with_context(name)?;
+        let Contents { entries, notes, dialect } = read::read(file).with_context(name)?;
+        let dialect = from.or(dialect).map_or_else(|| Dialect::detect(&entries), Ok).with_context(name)?;
         let mut translation = translate::translate(&entries, dialect.rules());
         translation.remarks.extend(notes);
         Ok(Self { file: file.to_owned(), dialect, translation })
@@ -120,7 +122,14 @@ impl Imported {
         let (file, name) = (self.file.display(), self.dialect.name());
         let filled = self.translation.filled_in().join(", ");
         let defaults = if filled.is_empty() { String::new() } else { format!("# Defaults of {name}: {filled}.\n") };
-        format!("# From {file} of {name}.\n{defaults}{}", self.translation.to_toml())
+        let keys: Vec<&str> = self.translation.refused.iter().map(|(key, _)| key.as_str()).collect();
+        let keys = keys.join(", ");
+        let lost = if keys.is_empty() {
+            keys
+        } else {
+            format!("# Not taken over, and changes the training: {}.\n", OneLine(&keys))
+        };
+        format!("# From {file} of {name}.\n{defaults}{lost}{}", self.translation.to_toml())
     }
 
     /// The options, and the fate of every other key: `unknown` ones, `refused` ones, for which a run would not start,
@@ -180,6 +189,10 @@ impl Imported {
     }
 }
 
+/// The heading of keys that `tandem train FILE` refuses.
+const REFUSED: &str =
+    "that change the training and are not taken over, for which a run of the file itself does not start";
+
 /// Every key, and its fate.
 fn account(translation: &Translation, dialect: Dialect) -> String {
     let mut text = String::new();
@@ -200,8 +213,14 @@ fn account(translation: &Translation, dialect: Dialect) -> String {
         line(format!("  {default}"));
     }
     translation.recounted_in_words().for_each(&mut line);
-    let left_out = translation.left_out.iter().map(|(key, reason)| format!("{key}: {reason}")).collect();
-    for (what, keys) in [("looked at together", translation.combined.clone()), ("without a counterpart", left_out)] {
+    let is_refused = |key: &String| translation.refused.iter().any(|(refused, _)| refused == key);
+    let (refused, left_out): (Vec<_>, Vec<_>) = translation.left_out.iter().partition(|(key, _)| is_refused(key));
+    let in_words = |keys: Vec<&(String, String)>| keys.iter().map(|(key, reason)| format!("{key}: {reason}")).collect();
+    for (what, keys) in [
+        ("looked at together", translation.combined.clone()),
+        ("without a counterpart", in_words(left_out)),
+        (REFUSED, in_words(refused)),
+    ] {
         if !keys.is_empty() {
             line(format!("{} {} {what}:", keys.len(), if keys.len() == 1 { "key" } else { "keys" }));
         }

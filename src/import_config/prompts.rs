@@ -71,14 +71,22 @@ const GENERATION: [(&str, &str); 9] = [
     ("stop_strings", "stop"),
 ];
 
-/// Settings that change nothing here: training always samples, and one seed serves the whole run.
-const WITHOUT_EFFECT: [&str; 5] = ["do_sample", "seed", "use_cache", "n", "detokenize"];
+/// Settings that change nothing here, whatever their value: one seed serves the whole run.
+const WITHOUT_EFFECT: [&str; 3] = ["seed", "use_cache", "detokenize"];
+
+/// Whether a value is what training does anyhow: it always samples, and `num_generations` says how often.
+fn is_neutral(name: &str, value: &Value) -> bool {
+    match name {
+        "do_sample" => value.is_null() || *value == Value::Bool(true),
+        "n" => value.is_null() || value.as_u64() == Some(1),
+        _ => value.is_null() || *value == Value::Bool(false) || value.as_f64() == Some(0.0),
+    }
+}
 
 /// The options that settings of generation lead to, and the settings without an option.
 pub fn generation(key: &str, given: &Map<String, Value>) -> (Options, Vec<Refusal>) {
     let (mut options, mut refusals) = (Options::new(), Vec::new());
     for (name, value) in given {
-        let neutral = value.is_null() || *value == Value::Bool(false) || value.as_f64() == Some(0.0);
         match GENERATION.iter().find(|(theirs, _)| theirs == name) {
             Some((_, "stop")) => {
                 let list = if value.is_string() { vec![value.clone()].into() } else { value.clone() };
@@ -86,7 +94,7 @@ pub fn generation(key: &str, given: &Map<String, Value>) -> (Options, Vec<Refusa
             }
             Some((_, "top_k")) => options.push(("top_k".to_owned(), top_k(value).unwrap_or_else(|_| value.clone()))),
             Some((_, option)) => options.push(((*option).to_owned(), value.clone())),
-            None if neutral || WITHOUT_EFFECT.contains(&name.as_str()) => {}
+            None if is_neutral(name, value) || WITHOUT_EFFECT.contains(&name.as_str()) => {}
             None => refusals.push((
                 format!("{key}.{name}"),
                 String::new(),
@@ -131,5 +139,9 @@ mod tests {
         assert_eq!(options[0].1, json!(["</answer>"]));
         assert_eq!(refusals.len(), 1);
         assert_eq!(refusals[0].0, "generation_kwargs.presence_penalty");
+        let given = json!({ "do_sample": false, "n": 2, "num_beams": 0, "seed": 3 });
+        let refused: Vec<String> =
+            generation("g", given.as_object().unwrap()).1.into_iter().map(|(key, ..)| key).collect();
+        assert_eq!(refused, ["g.do_sample", "g.n"]);
     }
 }

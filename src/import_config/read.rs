@@ -8,7 +8,9 @@ use serde_json::{Map, Value};
 use shared_bounds::read_text;
 
 use super::{
-    command, foreign,
+    command,
+    dialect::Dialect,
+    foreign, script,
     shell::{self, Unset, Word},
 };
 
@@ -44,6 +46,11 @@ impl Entry {
         Self { key: key.to_owned(), value: Value::Null, unset, deleted: true }
     }
 
+    /// A key with a value that a Python script does not tell.
+    pub fn unread(key: &str, unset: Unset) -> Self {
+        Self { key: key.to_owned(), value: Value::Null, unset: Some(Rc::new(unset)), deleted: false }
+    }
+
     /// A key with a word of a script as its value; the value is converted if the whole word is known.
     pub fn of_word(key: String, word: &Word, value: impl Fn(&str) -> Value) -> Self {
         match word.unset() {
@@ -63,6 +70,14 @@ pub struct Contents {
     pub entries: Vec<Entry>,
     /// Lines of a script that were not followed and may change the meaning of others.
     pub notes: Vec<String>,
+    /// The system, where the kind of file tells it.
+    pub dialect: Option<Dialect>,
+}
+
+impl Contents {
+    fn new(entries: Vec<Entry>, notes: Vec<String>) -> Self {
+        Self { entries, notes, dialect: None }
+    }
 }
 
 /// Reads a file; mappings within mappings become dotted keys.
@@ -73,10 +88,13 @@ pub struct Contents {
 pub fn read(path: &Path) -> Result<Contents> {
     let text = read_text(path, MOST_BYTES).context("cannot be read")?;
     foreign::refuse_file(path, &text)?;
-    let mapped = mapping(&text);
-    let source = match mapped {
-        Ok(entries) if is_named_as_mapping(path) => Contents { entries, notes: Vec::new() },
-        mapped => script(&text, path, mapped)?,
+    let source = if foreign::is_python(path) {
+        script::read(&text, path)?
+    } else {
+        match mapping(&text) {
+            Ok(entries) if is_named_as_mapping(path) => Contents::new(entries, Vec::new()),
+            mapped => commands(&text, path, mapped)?,
+        }
     };
     if source.entries.is_empty() {
         bail!("holds no options");
@@ -87,9 +105,9 @@ pub fn read(path: &Path) -> Result<Contents> {
 }
 
 /// The command of a script, or the mapping if the file is one.
-fn script(text: &str, path: &Path, mapped: Result<Vec<Entry>>) -> Result<Contents> {
+fn commands(text: &str, path: &Path, mapped: Result<Vec<Entry>>) -> Result<Contents> {
     let mapped = |error: Option<anyhow::Error>| match (mapped, error) {
-        (Ok(entries), _) => Ok(Contents { entries, notes: Vec::new() }),
+        (Ok(entries), _) => Ok(Contents::new(entries, Vec::new())),
         (Err(_), Some(of_script)) if is_script(text, path) => Err(of_script),
         (Err(_), None) if is_script(text, path) => bail!(NOTHING),
         (Err(of_mapping), _) => Err(of_mapping),
@@ -100,13 +118,13 @@ fn script(text: &str, path: &Path, mapped: Result<Vec<Entry>>) -> Result<Content
     };
     foreign::refuse_commands(&script.commands)?;
     if let Some(entries) = command::entries(&script.commands, path)? {
-        return Ok(Contents { entries, notes: script.notes });
+        return Ok(Contents::new(entries, script.notes));
     }
     let (entries, notes) = command::overrides(&script.commands)?;
     if entries.is_empty() {
         return mapped(command::unlike(&script.commands));
     }
-    Ok(Contents { entries, notes: [script.notes, notes].concat() })
+    Ok(Contents::new(entries, [script.notes, notes].concat()))
 }
 
 /// Whether a file shows that it is a script.
@@ -159,7 +177,8 @@ fn one_line(message: &str) -> String {
     message.lines().next().unwrap_or_default().trim().trim_end_matches(':').to_owned()
 }
 
-fn flatten(prefix: &str, map: Map<String, Value>, entries: &mut Vec<Entry>) {
+/// Mappings within a mapping as dotted keys.
+pub fn flatten(prefix: &str, map: Map<String, Value>, entries: &mut Vec<Entry>) {
     for (key, value) in map {
         let key = if prefix.is_empty() { key } else { format!("{prefix}.{key}") };
         match value {

@@ -5,7 +5,9 @@ use std::sync::LazyLock;
 use serde_json::Value;
 
 use super::{
-    rules::{Converted, Keys, Lookup, Options, Reason, Refusal, Rules, limit, one_path, paths, texts, top_k},
+    rules::{
+        Converted, Keys, Lookup, Options, Reason, Refusal, Rules, limit, nothing_implied, one_path, paths, texts, top_k,
+    },
     schedule::Told,
 };
 
@@ -15,6 +17,7 @@ pub static RULES: Rules = Rules {
     converted: CONVERTED,
     ours: false,
     implied: IMPLIED,
+    implied_by: nothing_implied,
     counts: &[],
     combine,
     remarks: |_| Vec::new(),

@@ -146,6 +146,8 @@ pub struct Rules {
     pub ours: bool,
     /// Options for keys that are not given, where the dialect's default differs from ours.
     pub implied: &'static [(&'static str, &'static str)],
+    /// The same where the default depends on other keys.
+    pub implied_by: fn(Lookup<'_>) -> Options,
     /// Options with another unit there.
     pub counts: &'static [(&'static str, Count)],
     /// Options that follow from several keys.
@@ -170,6 +172,11 @@ impl Rules {
         let of_launcher = || self.launcher.and_then(|rules| rules.find(key));
         rule.or_else(named).or_else(combined).or_else(own).or_else(|| keys.hint(key)).or_else(of_launcher)
     }
+}
+
+/// No defaults that depend on other keys.
+pub fn nothing_implied(_: Lookup<'_>) -> Options {
+    Options::new()
 }
 
 /// A path; a list may hold one.

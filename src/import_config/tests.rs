@@ -660,6 +660,50 @@ fn a_cap_and_a_reward_model_keep_their_meaning() {
     assert_eq!(found.config.schedule_settings().unwrap().min_lr_rate, Some(0.1));
 }
 
+/// TRL hands PEFT no names, and PEFT takes two layers of the families that it knows.
+#[test]
+fn an_adapter_without_layers_has_pefts() {
+    let (_, found) = import("num_generations: 4\nuse_peft: true\n");
+    assert_eq!(found.config.lora_target_modules, ["q_proj", "v_proj"]);
+    assert!(found.filled_in().iter().any(|line| line == "lora_target_modules = [\"q_proj\", \"v_proj\"]"));
+    let (_, found) = import("num_generations: 4\nuse_peft: true\nlora_target_modules: all-linear\n");
+    assert_eq!(found.config.lora_target_modules, ["all-linear"]);
+    let (_, found) = import("num_generations: 4\nuse_peft: false\n");
+    assert!(found.config.lora_target_modules.is_empty());
+}
+
+#[test]
+fn keys_that_a_start_would_refuse_have_a_heading_and_a_line_in_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    fs::write(&path, "num_generations: 4\noptim: adafactor\nuse_vllm: true\nlearning_rate: 1e-5x\n").unwrap();
+    let imported = Imported::read(&path, None).unwrap();
+    let (account, toml) = (imported.account(), imported.to_toml());
+    let (others, refused) = account.split_once(&format!("2 keys {REFUSED}:")).unwrap();
+    assert!(others.contains("1 key without a counterpart:\n  use_vllm: "), "{account}");
+    assert!(refused.contains("  optim: ") && refused.contains("  learning_rate: "), "{account}");
+    assert!(toml.contains("\n# Not taken over, and changes the training: ") && toml.contains("optim"), "{toml}");
+}
+
+#[test]
+fn sizes_of_zero_are_left_to_the_check_of_the_configuration() {
+    for key in ["num_generations", "per_device_train_batch_size", "gradient_accumulation_steps"] {
+        let (_, found) = import(&format!("beta: 0.1\nepsilon: 0.2\nmax_steps: 8\n{key}: 0\n"));
+        let problems: Vec<String> = found.config.problems().iter().map(ToString::to_string).collect();
+        let words = format!("`{key}` must be at least");
+        assert!(problems.iter().any(|problem| problem.contains(&words)), "{problems:?}");
+    }
+}
+
+#[test]
+fn a_file_of_a_command_with_words_behind_it_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = dir.path().join("train.sh");
+    fs::write(&script, "trl grpo --config b.yaml extra --max_steps 3\n").unwrap();
+    let error = format!("{:#}", Imported::read(&script, None).unwrap_err());
+    assert!(error.contains("--config takes one file") && error.contains("extra"), "{error}");
+}
+
 #[test]
 fn what_a_script_leaves_open_is_refused_with_its_line() {
     let (_, found) = import(

@@ -135,6 +135,9 @@ pub fn translate(entries: &[Entry], rules: Rules) -> Translation {
             translation.take(&mut overrides, TOGETHER, &option, &value);
         }
     }
+    for (option, value) in (rules.implied_by)(&get) {
+        translation.take(&mut overrides, "", &option, &value);
+    }
     let load = |overrides: &_| layers::load(None, overrides).expect("each option was accepted by itself");
     // A default of the dialect that the method does not read needs no line.
     let unused = load(&overrides).options_without_effect();

@@ -16,6 +16,7 @@ pub static RULES: Rules = Rules {
     converted: CONVERTED,
     ours: true,
     implied: &[],
+    implied_by,
     counts: COUNTS,
     combine,
     remarks,
@@ -58,6 +59,14 @@ fn resume(value: &Value) -> Result<Value, Reason> {
         Value::Bool(false) => Value::Null,
         other => other.clone(),
     })
+}
+
+/// PEFT's layers for the families that it knows, where no key names any.
+fn implied_by(get: Lookup<'_>) -> Options {
+    let wanted = get("use_peft").is_some_and(|value| value == true);
+    let is_named = get("lora_target_modules").is_some_and(|value| value != Value::Array(Vec::new()));
+    let layers = || Value::from(vec!["q_proj", "v_proj"]);
+    (wanted && !is_named).then(|| ("lora_target_modules".to_owned(), layers())).into_iter().collect()
 }
 
 /// Options that follow from several keys about the batch, the rewards and the data.

@@ -7,7 +7,10 @@ use shared::config::LossType;
 
 use super::{
     prompts, rewards,
-    rules::{Converted, Count, Keys, Lookup, Options, Reason, Refusal, Rules, limit, one_path, paths, texts, top_k},
+    rules::{
+        Converted, Count, Keys, Lookup, Options, Reason, Refusal, Rules, limit, nothing_implied, one_path, paths,
+        texts, top_k,
+    },
     schedule::Told,
 };
 
@@ -17,6 +20,7 @@ pub static RULES: Rules = Rules {
     converted: CONVERTED,
     ours: false,
     implied: IMPLIED,
+    implied_by: nothing_implied,
     counts: COUNTS,
     combine,
     remarks,

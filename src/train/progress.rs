@@ -312,16 +312,23 @@ fn work(learner: Beat, sampler: Beat, per_step: u64) -> String {
     }
 }
 
-/// `evaluation after step 50:  accuracy 0.610  reward 1.520  tokens 20.4`.
+/// `evaluation after step 50:  accuracy 0.610  reward 1.520  tokens 20.4`. Where prompts have no score, it says how
+/// many have one: their share is not that of the dataset.
 fn evaluation_line(record: &MetricRecord) -> String {
     let mut line = format!("evaluation after step {}:", step_of(record));
+    let prompts = record.get(metrics::EVAL_SCORED_PROMPTS).zip(record.get(metrics::EVAL_PROMPTS));
+    let scored =
+        prompts.filter(|(scored, all)| scored < all).map(|(scored, all)| format!(" ({scored} of {all} scored)"));
     for (name, metric, digits) in [
         ("accuracy", metrics::EVAL_ACCURACY, 3),
         ("reward", metrics::EVAL_REWARD, 3),
         ("tokens", metrics::EVAL_COMPLETIONS_MEAN_LENGTH, 1),
     ] {
-        if let Some(value) = record.get(metric) {
-            line += &format!("  {name} {value:.digits$}");
+        let value = record.get(metric);
+        let scored = scored.as_deref().filter(|_| name == "accuracy");
+        if value.is_some() || scored.is_some() {
+            let value = value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"));
+            line += &format!("  {name} {value}{}", scored.unwrap_or_default());
         }
     }
     line
@@ -481,6 +488,19 @@ mod tests {
         let line = br#"{"step":50,"eval_accuracy":0.61,"eval_reward":1.5,"eval_completions/mean_length":20.4}"#;
         let text = evaluation_line(&MetricRecord::from_line(line).unwrap());
         assert_eq!(text, "evaluation after step 50:  accuracy 0.610  reward 1.500  tokens 20.4");
+    }
+
+    #[test]
+    fn an_evaluation_of_which_prompts_have_no_score_says_of_how_many_it_is() {
+        let line = |accuracy: f64, scored: u64| {
+            let mut record = MetricRecord::default();
+            record.count(metrics::STEP, 1).count(metrics::EVAL_PROMPTS, 200).set(metrics::EVAL_ACCURACY, accuracy);
+            record.count(metrics::EVAL_SCORED_PROMPTS, scored).set(metrics::EVAL_REWARD, accuracy);
+            evaluation_line(&record)
+        };
+        assert_eq!(line(1.0, 18), "evaluation after step 1:  accuracy 1.000 (18 of 200 scored)  reward 1.000");
+        assert_eq!(line(f64::NAN, 0), "evaluation after step 1:  accuracy - (0 of 200 scored)");
+        assert_eq!(line(1.0, 200), "evaluation after step 1:  accuracy 1.000  reward 1.000");
     }
 
     #[test]

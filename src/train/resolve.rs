@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use exporters::{AdapterConfig, Checkpoint};
 use shared::{
-    ModelDir, RunDir,
+    Head, ModelDir, RunDir,
     config::{ConfigError, Device, TrainConfig, hub_name, layers, torchrun::Torchrun},
     process::pace::Waiting,
     run::memory_plan::{Machine, RunPlan, VersionRoom},
@@ -248,9 +248,19 @@ fn models(config: &TrainConfig) -> Result<(Option<ModelDir>, Option<ModelDir>)> 
     let open = |key: &str, path: &Path| ModelDir::open(path).with_context(|| format!("`{key}`"));
     let model = open("model", &config.model)?;
     let model = model.with_chat_template(config.chat_template.as_deref()).context("`chat_template`")?;
+    if model.config().head != Head::LanguageModel {
+        bail!(
+            "`model`: {} has a classification head (config.json: `architectures`); name the directory of a language \
+             model",
+            model.path().display()
+        );
+    }
     AdapterConfig::of_run(config, &model)?;
     config.check_model(model.config())?;
     let critic = config.critic_model.as_ref().map(|path| open("critic_model", path)).transpose()?;
+    if let Some((critic, reason)) = critic.as_ref().and_then(|it| Some((it, it.config().refuses_scorers()?))) {
+        bail!("`critic_model`: {} {reason}", critic.path().display());
+    }
     Ok((Some(model), critic))
 }
 
@@ -520,8 +530,19 @@ mod tests {
         let text = message(TrainConfig { dataset: dir.path().join("no.jsonl").into(), ..good.clone() });
         assert!(text.contains("`dataset`") && text.contains("no.jsonl"), "{text}");
         let gae = TrainConfig { advantage_estimator: AdvantageEstimator::Gae, ..good.clone() };
-        let text = message(TrainConfig { critic_model: Some(dir.path().join("no-critic")), ..gae });
+        let text = message(TrainConfig { critic_model: Some(dir.path().join("no-critic")), ..gae.clone() });
         assert!(text.contains("`critic_model`") && text.contains("no-critic"), "{text}");
+        let gemma = harness::golden_dir().join("models-2026/gemma4");
+        let text = message(TrainConfig { critic_model: Some(gemma), ..gae });
+        assert!(text.contains("`critic_model`: ") && text.contains("no class of sequence classifiers"), "{text}");
+        let scorer = tempfile::tempdir().unwrap();
+        shared::files::atomic::copy_files(&good.model, scorer.path()).unwrap();
+        let config = fs::read_to_string(scorer.path().join("config.json")).unwrap();
+        let mut config: serde_json::Value = serde_json::from_str(&config).unwrap();
+        config["architectures"] = serde_json::json!(["Qwen2ForSequenceClassification"]);
+        fs::write(scorer.path().join("config.json"), config.to_string()).unwrap();
+        let text = message(TrainConfig { model: scorer.path().to_owned(), ..good.clone() });
+        assert!(text.contains("`model`: ") && text.contains("has a classification head"), "{text}");
         let text = message(TrainConfig { model: dir.path().join("no-model"), ..good.clone() });
         assert!(text.contains("`model`") && text.contains("no-model"), "{text}");
         let lora = TrainConfig { use_peft: true, lora_target_modules: vec!["qproj".into()], ..good.clone() };

@@ -39,7 +39,13 @@ pub struct WorkersFollower {
 impl WorkersFollower {
     /// Follows the workers of a run that samples with workers.
     pub fn of(config: &TrainConfig, dir: &RunDir) -> Option<Self> {
-        let join = workers::join(config.listen.as_deref()?);
+        let mut join = workers::join(config.listen.as_deref()?);
+        if config.token_file.is_some() {
+            join += " --token-file FILE";
+        }
+        if config.tls_certificate.is_some() {
+            join += " --tls-ca FILE";
+        }
         let (dropped, refusals) = (BTreeSet::new(), BTreeSet::new());
         Some(Self {
             dir: dir.clone(),
@@ -160,6 +166,18 @@ mod tests {
         };
         let workers = states.iter().enumerate().map(row).collect();
         WorkersTable { written: workers::now(), alone_s, workers, ..WorkersTable::default() }
+    }
+
+    #[test]
+    fn the_command_that_joins_names_the_files_that_the_run_wants() {
+        let config = TrainConfig {
+            listen: Some("tls/0.0.0.0:7447".into()),
+            token_file: Some("token".into()),
+            tls_certificate: Some("own.pem".into()),
+            ..TrainConfig::default()
+        };
+        let workers = WorkersFollower::of(&config, &RunDir::new("run")).unwrap();
+        assert_eq!(workers.join, "tandem worker --join tls/HOST:7447 --token-file FILE --tls-ca FILE");
     }
 
     #[test]

@@ -71,7 +71,11 @@ fn open(config: &AdapterConfig, model: &ModelDir, dir: &Path) -> Result<Adapter,
         return Err(LearnerError::content(dir, message));
     }
     if found.base_blake3.is_some() && found.base_blake3 != config.base_blake3 {
-        return Err(LearnerError::content(dir, "was trained on other weights than those of `model`"));
+        return Err(LearnerError::content(
+            dir,
+            "was trained on other weights than those of `model`; bring those back, or begin a run in another \
+                       `output_dir`",
+        ));
     }
     Ok(adapter)
 }

@@ -153,10 +153,16 @@ impl<'a> Evaluations<'a> {
         self.selection.as_ref()?.stops(&self.records, step, total_steps)
     }
 
+    /// The notices of evaluations up to a step that are not counted, since too much of them has failed. All are named
+    /// each time: a result may come while a start has not yet made a step, and may tell nothing.
+    pub fn left_out(&self, step: u64) -> Vec<Notice> {
+        self.selection.as_ref().map_or_else(Vec::new, |selection| selection.left_out(&self.records, step))
+    }
+
     /// Makes the best checkpoint the run's model at its end, or the last one where no evaluation had a value.
     pub fn link_model(&self, step: u64) {
         let chosen = self.best().unwrap_or_else(|| {
-            tracing::warn!("no evaluation had a value: the last checkpoint is the run's model");
+            tracing::warn!("no evaluation had a value that counts: the last checkpoint is the run's model");
             step
         });
         if let Err(error) = self.run_dir.link_model(chosen) {
@@ -286,6 +292,19 @@ mod tests {
         }
         let earlier = Evaluations::open(&run, &config(), 2).unwrap();
         assert_eq!((earlier.best(), earlier.stops(2, 9)), (Some(2), None), "later results do not count");
+    }
+
+    #[test]
+    fn an_evaluation_of_which_too_much_failed_is_told_of_and_changes_nothing() {
+        let (_dir, run) = run(4);
+        evaluate(&run, 2, 0.5);
+        let line = r#"{"step":4,"eval_reward":1.0,"eval_prompts":200,"eval_failed_prompts":182}"#;
+        let mut file = fs::OpenOptions::new().append(true).open(run.eval()).unwrap();
+        writeln!(file, "{line}").unwrap();
+        let evaluations = Evaluations::open(&run, &config(), 4).unwrap();
+        assert_eq!((evaluations.best(), evaluations.stops(4, 9)), (Some(2), None));
+        let steps = |step| evaluations.left_out(step).iter().map(|notice| notice.step).collect::<Vec<_>>();
+        assert_eq!((steps(2), steps(4), steps(5)), (vec![], vec![4], vec![4]));
     }
 
     #[test]

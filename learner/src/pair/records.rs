@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use shared::{
-    LedgerGroup, ModelConfig, Placed, RunDir,
+    Completion, Exchange, LedgerGroup, ModelConfig, Placed, RunDir,
     config::TrainConfig,
     files::atomic,
     metrics::{self, Metric, MetricRecord},
@@ -179,6 +179,7 @@ impl<'a> Records<'a> {
         line.set(metrics::EPOCH, state.cursor as f64 / self.prompts.max(1) as f64);
         line.count(metrics::NUM_TOKENS, state.num_tokens);
         line.extend(record(batch, &trained.inputs, &trained.metrics));
+        callers(batch.rows.iter().map(|row| row.completion), &mut line);
         guard.record(state.carried.rate_factor.unwrap_or(1.0), &mut line);
         line.extend(dynamic_sampling::record(batch, self.config, state.step));
         ledger::record(groups, &mut line);
@@ -210,6 +211,16 @@ fn prompts(config: &TrainConfig) -> Result<u64, LearnerError> {
     config.dataset.iter().map(|path| Ok(shared_data::count(path, config.train_part())?)).sum()
 }
 
+/// The conversations that called a tool and are left: with none, nothing that was trained on has called one.
+fn callers<'c>(completions: impl Iterator<Item = &'c Completion>, line: &mut MetricRecord) {
+    let exchanges: Vec<&Exchange> = completions.filter_map(|completion| completion.exchange.as_deref()).collect();
+    if exchanges.is_empty() {
+        return;
+    }
+    let kept = exchanges.iter().filter(|exchange| exchange.calls > 0 && !exchange.end.is_failure());
+    line.count(metrics::TOOLS_CALLERS_KEPT, kept.count() as u64);
+}
+
 /// A step in a line of the log.
 fn log(line: &MetricRecord, state: &TrainerState) {
     let shown = |metric: &'static Metric| line.get(metric).unwrap_or(f64::NAN);
@@ -224,4 +235,29 @@ fn log(line: &MetricRecord, state: &TrainerState) {
         shown(metrics::MISMATCH_KL),
         shown(metrics::STEP_TIME),
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::{EpisodeEnd, generation::testing};
+
+    use super::*;
+
+    #[test]
+    fn only_callers_that_kept_their_environment_are_counted() {
+        let conversation = |(calls, end): (u32, EpisodeEnd)| {
+            let exchange = Exchange { calls, ..Exchange::new(&[], end) };
+            Completion { exchange: Some(Box::new(exchange)), ..testing::completion(0, vec![1]) }
+        };
+        let kept = |list: &[(u32, EpisodeEnd)]| {
+            let completions: Vec<Completion> = list.iter().copied().map(conversation).collect();
+            let mut line = MetricRecord::default();
+            callers(completions.iter(), &mut line);
+            line.get(metrics::TOOLS_CALLERS_KEPT)
+        };
+        use EpisodeEnd::{Deadline, EnvironmentFailed, Stop, TurnLimit};
+        assert_eq!(kept(&[(1, EnvironmentFailed), (0, Stop), (2, Deadline)]), Some(0.0));
+        assert_eq!(kept(&[(1, Stop), (0, Stop), (3, TurnLimit), (1, EnvironmentFailed)]), Some(2.0));
+        assert_eq!(kept(&[]), None, "a run without tools has no such figure");
+    }
 }

@@ -282,6 +282,7 @@ impl<'a> Run<'a> {
         // A start that has made no step leaves the run as it was.
         if self.records.journals.are_taken_over() {
             self.evaluations.record()?;
+            self.records.journals.tell(self.evaluations.left_out(step))?;
         }
         if self.is_complete() {
             return Ok(true);

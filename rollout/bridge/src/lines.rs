@@ -58,7 +58,8 @@ pub struct Step {
 /// Hears that an episode waits for a place.
 pub type Queued = Arc<dyn Fn() + Send + Sync>;
 
-/// What is on the other side. An error is a failure of the episode.
+/// What is on the other side. An error is a failure of the episode: its first line says why, and further lines are the
+/// last words of a program.
 pub trait Peer: Send + Sync + 'static {
     /// An episode that has begun.
     type Episode: Send;
@@ -80,9 +81,9 @@ pub trait Peer: Send + Sync + 'static {
     /// Ends an episode.
     fn close(&self, episode: Self::Episode) -> impl Future<Output = ()> + Send;
 
-    /// Whether it is of no more use. Then the bridge ends, and the sampler starts another one.
-    fn is_gone(&self) -> bool {
-        false
+    /// Why it is of no more use, if it is of none. Then the bridge ends, and the sampler starts another one.
+    fn gone(&self) -> impl Future<Output = Option<String>> + Send {
+        std::future::ready(None)
     }
 }
 
@@ -177,7 +178,9 @@ pub async fn serve<P: Peer>(
     let mut episodes: HashMap<u64, (mpsc::UnboundedSender<Request>, oneshot::Sender<()>)> = HashMap::new();
     let mut tasks = JoinSet::new();
     while let Some(line) = lines.recv().await {
-        anyhow::ensure!(!peer.is_gone(), "the program of the server has ended");
+        if let Some(reason) = peer.gone().await {
+            anyhow::bail!(reason);
+        }
         let Some(request) = Request::read(&line) else { continue };
         match request.wanted.as_str() {
             "open" => {
@@ -264,8 +267,12 @@ async fn answered<P: Peer>(peer: &P, episode: &mut P::Episode, request: &Request
     }
 }
 
-fn refused(reason: &str) -> Map<String, Value> {
-    Map::from_iter([("error".to_owned(), reason.into())])
+/// The fields of an answer for an error: its first line, and the others as what the sampler shows below.
+#[must_use]
+pub fn refused(error: &str) -> Map<String, Value> {
+    let (reason, words) = error.split_once('\n').map_or((error, None), |(reason, words)| (reason, Some(words)));
+    let words = words.map(|words| ("traceback".to_owned(), words.into()));
+    std::iter::once(("error".to_owned(), reason.into())).chain(words).collect()
 }
 
 fn say(answers: &mpsc::UnboundedSender<Value>, request: &Request, fields: Map<String, Value>) {
@@ -295,7 +302,7 @@ mod tests {
 
         async fn step(&self, episode: &mut f64, calls: Vec<Call>) -> Result<Step, String> {
             if calls.iter().any(|call| call.name == "break") {
-                return Err("broken".to_owned());
+                return Err("broken\nlast\nwords".to_owned());
             }
             *episode += 1.0;
             let reply = |call: Call| Reply { text: call.arguments.to_string(), failed: call.name == "wrong" };
@@ -357,7 +364,8 @@ mod tests {
         ];
         let found = answers(&lines, 3).await;
         assert_eq!(found[0], json!({"id": 1, "error": "no sea"}));
-        assert_eq!((&found[1], &found[2]), (&json!({"id": 2, "text": null}), &json!({"id": 3, "error": "broken"})));
+        let broken = json!({"id": 3, "error": "broken", "traceback": "last\nwords"});
+        assert_eq!((&found[1], &found[2]), (&json!({"id": 2, "text": null}), &broken));
     }
 
     #[tokio::test]

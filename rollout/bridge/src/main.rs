@@ -8,11 +8,11 @@ use std::{
 
 use clap::{Parser, Subcommand};
 use rollout_bridge::{
-    lines::{self, Peer, greeting, serve},
+    lines::{self, Peer, greeting, refused, serve},
     mcp::Mcp,
     openenv::{OpenEnv, Return},
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::sync::mpsc::UnboundedSender;
 
 /// Environments and tools on servers, as a program that a sampler starts: `environment_factory = "openenv:ws://…"` and
@@ -53,8 +53,11 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // The sampler tells the user what its first line says.
-            let _ = writeln!(io::stdout(), "{}", json!({"error": format!("{error:#}")}));
-            eprintln!("error: {error:#}");
+            let told = refused(&format!("{error:#}"));
+            let reason = told["error"].as_str().unwrap_or_default().to_owned();
+            let _ = writeln!(io::stdout(), "{}", Value::Object(told));
+            // Last words have gone to standard error by now.
+            eprintln!("error: {reason}");
             ExitCode::FAILURE
         }
     }

@@ -2,9 +2,10 @@
 
 use std::{
     env, fs, io,
-    net::{self, TcpListener},
+    net::{SocketAddr, TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -12,7 +13,7 @@ use std::{
 use serde_json::Value;
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
-    net::TcpStream,
+    net,
 };
 
 /// The lines of a recording.
@@ -41,7 +42,7 @@ impl Asked {
 }
 
 /// The next request of a connection; none where the client has closed it.
-pub async fn asked(stream: &mut BufReader<TcpStream>) -> io::Result<Option<Asked>> {
+pub async fn asked(stream: &mut BufReader<net::TcpStream>) -> io::Result<Option<Asked>> {
     let mut first = String::new();
     if stream.read_line(&mut first).await? == 0 {
         return Ok(None);
@@ -62,9 +63,32 @@ pub async fn asked(stream: &mut BufReader<TcpStream>) -> io::Result<Option<Asked
     Ok(Some(asked))
 }
 
+/// An answer over HTTP: its status, headers and body.
+pub type Answered = (u64, Vec<(String, String)>, String);
+
+/// Serves HTTP on a free port, and returns its address.
+pub async fn http(served: impl Fn(&Asked) -> Answered + Send + Sync + 'static) -> SocketAddr {
+    let listener = net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (address, served) = (listener.local_addr().unwrap(), Arc::new(served));
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let served = Arc::clone(&served);
+            tokio::spawn(async move {
+                let mut stream = BufReader::new(stream);
+                while let Ok(Some(asked)) = asked(&mut stream).await {
+                    let (status, headers, body) = served(&asked);
+                    answer(&mut stream, (status, &headers, &body)).await.unwrap();
+                }
+            });
+        }
+    });
+    address
+}
+
 /// Answers a request.
 pub async fn answer(
-    stream: &mut BufReader<TcpStream>,
+    stream: &mut BufReader<net::TcpStream>,
     (status, headers, body): (u64, &[(String, String)], &str),
 ) -> io::Result<()> {
     let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
@@ -97,7 +121,7 @@ pub fn server(python: &Path, program: &str) -> (Running, u16) {
     command.args(["-c", program, &port.to_string()]).stdout(Stdio::null());
     let mut server = Running(command.spawn().unwrap());
     let begun = Instant::now();
-    while net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+    while TcpStream::connect(("127.0.0.1", port)).is_err() {
         assert!(server.0.try_wait().unwrap().is_none() && begun.elapsed() < Duration::from_secs(60));
         thread::sleep(Duration::from_millis(20));
     }

@@ -22,7 +22,10 @@ use super::{
 };
 use crate::{
     data::Tokenizer,
-    evaluation::paired::{self, Difference, Verdict},
+    evaluation::{
+        self,
+        paired::{self, Difference, Verdict},
+    },
 };
 
 /// Flags of `rollout compare`.
@@ -102,6 +105,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         Ok(completed.groups)
     };
     let (a, b) = both(answers(&models[0], sampling.seed)?, answers(&models[1], seed_b)?);
+    let failed = [&a, &b].map(|groups| evaluation::failed_prompts(groups, judging)).into_iter().max().unwrap_or(0);
+    if failed > 0 {
+        shared::tell!("warning: {}", evaluation::in_words(failed, a.len()));
+    }
     let answer = Answer {
         a: models[0].folder().to_owned(),
         b: models[1].folder().to_owned(),
@@ -132,7 +139,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             );
         }
     }
-    Ok(())
+    evaluation::check_failed(failed, a.len())
 }
 
 /// The runs that the models are checkpoints of, each once.

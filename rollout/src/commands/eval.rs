@@ -59,8 +59,9 @@ pub struct JudgingFlags {
     #[arg(long, env = "TANDEM_NUM_GENERATIONS", value_name = "K", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub num_generations: u32,
-    /// A completion is correct when the first reward function gives at least this [default: 1.5 for correctness (the
-    /// right number, however written), the full score of every other function]
+    /// A completion is correct when the first reward function gives at least this, or without functions the environment
+    /// of its row [default: 1.5 for correctness (the right number, however written), the full score of every other
+    /// function, 1 for an environment]
     #[arg(long, env = "TANDEM_CORRECT_AT", value_name = "SCORE", allow_negative_numbers = true)]
     pub correct_at: Option<f64>,
 }
@@ -149,6 +150,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     answer.insert("seed".into(), seed.into());
     let failures = rows::failures(&completed.groups);
     failures.iter().for_each(|failure| shared::tell!("warning: {failure}"));
+    let (failed, prompts) = (evaluation::failed_prompts(&completed.groups, judging), completed.groups.len());
+    if failed > 0 {
+        shared::tell!("warning: {}", evaluation::in_words(failed, prompts));
+    }
     if let (None, Some(first)) = (&answers, &first) {
         shared::tell!(
             "no maj@{}: `{}` does not extract an answer that completions could agree on",
@@ -164,7 +169,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         "no completion could be scored: {}",
         failures[0]
     );
-    Ok(())
+    evaluation::check_failed(failed, prompts)
 }
 
 /// The metrics as an aligned table, a line each; an interval stands in the line of its figure.

@@ -207,11 +207,12 @@ fn run_above(folder: &Path, above: usize) -> Option<RunDir> {
     run.config().is_file().then_some(run)
 }
 
-/// The run whose folder a path is. A checkpoint has a configuration too, but it is a model.
+/// The run whose folder a path is. A model may lie beside a configuration in two places: in a folder that is no run,
+/// and in a run to whose folder a script has saved it, as TRL's do. That copy is as old as the saving.
 fn run_at(path: &Path) -> Option<RunDir> {
     let run = RunDir::new(path);
     let is_model = path.join("config.json").is_file() || path.join(ADAPTER_CONFIG_FILE).is_file();
-    (run.config().is_file() && !is_model).then_some(run)
+    (run.config().is_file() && (!is_model || run.metrics().is_file())).then_some(run)
 }
 
 /// The best checkpoint of a run if it has recorded one that is whole, else the newest that is whole, else the last
@@ -349,6 +350,15 @@ mod tests {
         assert!(
             choice.starts_with("its newest checkpoint; its best one is not known (") && choice.contains("best.json")
         );
+    }
+
+    /// TRL's scripts end with `trainer.save_model(training_args.output_dir)`, and the run may go on after that.
+    #[test]
+    fn a_model_that_a_script_saved_into_the_run_is_not_taken_for_the_run() {
+        let (dir, run) = run(&llama(), &["weights/v000002/manifest.json", "metrics.jsonl", "config.json"]);
+        assert_eq!(NamedModel::find(dir.path()).unwrap().folder(), run.version(PolicyVersion(2)));
+        fs::remove_file(run.metrics()).unwrap();
+        assert!(run_at(dir.path()).is_none(), "a model with a configuration beside it");
     }
 
     #[test]

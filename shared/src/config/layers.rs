@@ -270,6 +270,9 @@ fn put(values: &mut Table, option: &OptionSpec, value: Value, given: &str, origi
 
 /// A value of its option's type, or a share of steps if the option takes shares.
 fn accepted(option: &OptionSpec, value: Value, given: &str) -> Result<Value, String> {
+    if let Some(path) = of_the_shell(option, &value) {
+        return Err(format!("must be written out: `~` is a shell's word for a folder of the user's, got {path}"));
+    }
     let value = without_point(option, value);
     let alone = Table::from_iter([(option.key.to_owned(), value)]);
     if shares::share(option, &alone[option.key]).is_some() || alone.clone().try_into::<TrainConfig>().is_ok() {
@@ -285,6 +288,17 @@ fn accepted(option: &OptionSpec, value: Value, given: &str) -> Result<Value, Str
     let schedule = if option.key == "lr_scheduler_type" { alone[option.key].as_str() } else { None };
     let reason = schedule.and_then(schedule::not_here).map(|reason| format!(": {reason}")).unwrap_or_default();
     Err(format!("must be {wanted}, got {given}{reason}"))
+}
+
+/// A path through a folder that is called `~`: only an unquoted word of a shell stands for the user's folder.
+fn of_the_shell<'a>(option: &OptionSpec, value: &'a Value) -> Option<&'a str> {
+    match value {
+        Value::Array(list) => list.iter().find_map(|each| of_the_shell(option, each)),
+        Value::String(path) if matches!(option.kind, ValueKind::Path | ValueKind::Paths) => {
+            Path::new(path).iter().any(|part| part == "~").then_some(path)
+        }
+        _ => None,
+    }
 }
 
 /// A whole number without its decimal point or exponent, where the option is one: `1e3` is 1000. Other values stay as

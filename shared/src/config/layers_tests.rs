@@ -136,6 +136,18 @@ fn a_missing_file_is_named() {
     assert!(text.contains("/nowhere/run.toml") && text.contains("cannot be read"), "{text}");
 }
 
+/// A run would go into a folder that is called `~`, which invites to remove the user's own.
+#[test]
+fn a_shells_word_for_a_folder_of_the_users_is_refused() {
+    for text in ["output_dir = \"~/runs\"", "dataset = [\"a.jsonl\", \"~/b.jsonl\"]"] {
+        let error = parse(text, Path::new("/a/run.toml"), &Vec::new()).unwrap_err().to_string();
+        assert!(error.contains("must be written out: `~` is a shell's word") && error.contains("/a/~/"), "{error}");
+    }
+    let error = load(None, &vec![("output_dir".into(), "~/runs".into())]).unwrap_err().to_string();
+    assert!(error.contains("must be written out"), "{error}");
+    load(None, &vec![("output_dir".into(), "~runs/~x".into())]).unwrap();
+}
+
 #[test]
 fn paths_in_a_file_are_relative_to_it_and_flags_to_the_working_directory() {
     let (dir, config) = from_file("dataset = \"data/x.jsonl\"\nmodel = \"/abs/m\"", &["--output-dir", "out"]).unwrap();

@@ -122,12 +122,13 @@ pub fn option(spelling: &str) -> Option<&'static OptionSpec> {
 }
 
 impl TrainConfig {
-    /// Groups per step: the generation batch in whole groups, rounded up.
+    /// Groups per step: the generation batch in whole groups, rounded up. Sizes of 0, which [`TrainConfig::validate`]
+    /// refuses, count as 1.
     #[must_use]
     pub fn groups_per_step(&self) -> u32 {
         let steps = self.steps_per_generation.unwrap_or(self.gradient_accumulation_steps);
         let completions = self.generation_batch_size.unwrap_or(self.per_device_train_batch_size.saturating_mul(steps));
-        completions.div_ceil(self.num_generations)
+        completions.div_ceil(self.num_generations.max(1))
     }
 
     /// Completions per step.
@@ -151,11 +152,17 @@ impl TrainConfig {
         if opens_later { 2 * completion } else { completion }
     }
 
-    /// Optimiser updates per step.
+    /// Completions that an optimiser update is meant to take: the last one of a step takes what is left.
+    #[must_use]
+    pub fn completions_per_update(&self) -> u32 {
+        self.per_device_train_batch_size.saturating_mul(self.gradient_accumulation_steps)
+    }
+
+    /// Optimiser updates per step. Sizes of 0 count as for [`TrainConfig::groups_per_step`].
     #[must_use]
     pub fn updates_per_step(&self) -> u64 {
-        let per_update = self.per_device_train_batch_size.saturating_mul(self.gradient_accumulation_steps);
-        u64::from(self.completions_per_step().div_ceil(per_update)) * u64::from(self.num_iterations)
+        let updates = self.completions_per_step().div_ceil(self.completions_per_update().max(1));
+        u64::from(updates) * u64::from(self.num_iterations)
     }
 
     /// Optimiser updates of a number of steps.

@@ -6,10 +6,7 @@ mod rows;
 mod runtime;
 mod verified;
 
-use std::{
-    path::{Path, PathBuf},
-    process::ExitCode,
-};
+use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Subcommand, ValueEnum};

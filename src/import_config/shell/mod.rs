@@ -38,9 +38,20 @@ pub struct Unset {
 }
 
 impl Unset {
-    fn new(line: usize, what: String) -> Self {
+    /// Something at a line, with why it is not known.
+    pub fn new(line: usize, what: String) -> Self {
         // Messages have one line, and expressions of a script may have several.
         Self { line, what: what.replace(['\n', '\r'], " "), absent: false, of: None }
+    }
+
+    /// The line of the script.
+    pub fn line(&self) -> usize {
+        self.line
+    }
+
+    /// The expression, and why it is not known.
+    pub fn what(&self) -> &str {
+        &self.what
     }
 
     /// In place of the value of a key that a word of the line deletes.

@@ -74,8 +74,8 @@ fn what_stands_in_a_file_is_refused_by_the_file_s_name() {
     assert!(message.contains("reward_funcs (--reward_funcs): `cosine` has no rule of the same meaning"), "{message}");
     let message = train("rl.toml", "max_steps = 3\n[orchestrator]\nbatch_size = 8\n");
     assert!(message.contains("rl.toml: is prime-rl's, which is not read"), "{message}");
-    let message = train("train.py", "from trl import GRPOTrainer\n");
-    assert!(message.contains("is a Python script that uses trl, which is not read"), "{message}");
+    let message = train("train.py", "from trl import SFTTrainer\n");
+    assert!(message.contains("train.py: is a Python script without a call of trl's GRPOTrainer"), "{message}");
     let message = train("run.toml", "lr = 1e-6\n");
     assert!(message.contains("did you mean `learning_rate`?"), "{message}");
 }

@@ -41,6 +41,7 @@ import json
 import os
 import signal
 import sys
+import types
 import tandem_rl
 from tandem_rl import GRPOConfig, GRPOTrainer, Run
 
@@ -331,6 +332,8 @@ said = [
     refusal(lambda: GRPOTrainer(MODEL, lambda completions, **kwargs: [0.0] * len(completions), train_dataset=ROWS)),
     refusal(lambda: GRPOTrainer(object(), longer)),
     refusal(lambda: GRPOTrainer(MODEL, longer, tools=[print])),
+    refusal(lambda: GRPOTrainer(MODEL, longer, environment_factory=type("Maze", (), {"__module__": "__main__"}))),
+    refusal(lambda: GRPOTrainer(MODEL, longer, processing_class=types.SimpleNamespace(eos_token="1"))),
     refusal(lambda: GRPOTrainer(MODEL, longer, peft_config={"r": 8, "use_dora": True})),
     refusal(lambda: GRPOTrainer(MODEL, longer, train_dataset=iter(ROWS)).train()),
     refusal(lambda: GRPOTrainer("absent", longer, train_dataset=ROWS).train()),
@@ -351,7 +354,9 @@ assert args.beta == 0.04 and args.to_dict()["beta"] == 0.04
         "ValueError: beta: `beta` must be",
         "TypeError: reward_funcs[0] is a lambda without a name",
         "TypeError: `model` is object: Tandem reads models from folders",
-        "ValueError: tools: ",
+        "ValueError: tools: `print` is in no file",
+        "ValueError: environment_factory: `Maze` is in no file",
+        "ValueError: `processing_class` ends completions with '1', and the files of the model with '<eos>'",
         "ValueError: use_dora: ",
         "TypeError: `train_dataset` is list_iterator",
         "TandemError: `model`: ",
@@ -362,6 +367,33 @@ assert args.beta == 0.04 and args.to_dict()["beta"] == 0.04
         assert!(said.starts_with(expected), "{expected}: {said}");
     }
     assert!(!folder.path("run").exists());
+}
+
+/// A path may have a comma, and a second trainer may be meant for another folder.
+#[test]
+fn the_inputs_of_a_run_stay_when_another_start_into_its_folder_is_refused() {
+    let folder = Folder::new();
+    folder.write("my_tools.py", "def add(a: int, b: int) -> int:\n    \"\"\"Adds.\"\"\"\n    return a + b\n");
+    let script = r#"
+from my_tools import add
+
+run = "lr=1e-3,beta=0"
+GRPOTrainer(MODEL, longer, config(run, max_steps=1), train_dataset=ROWS).train()
+rows = open(f"{run}.inputs/train_dataset.jsonl").read()
+other = GRPOTrainer(MODEL, longer, config(run, max_steps=1), train_dataset=ROWS[:1])
+other.evaluate(eval_dataset=ROWS)
+try:
+    other.train()
+    raise AssertionError("it was accepted")
+except tandem_rl.TandemError as error:
+    print(error)
+assert open(f"{run}.inputs/train_dataset.jsonl").read() == rows
+placed = GRPOTrainer(MODEL, longer, tools=[add, "builtin:calculator"], peft_config={"r": 4})._more
+assert placed["tools"] == [os.path.abspath("my_tools.py") + ":add", "builtin:calculator"], placed
+assert (placed["lora_r"], placed["lora_alpha"]) == (4, 8), placed
+"#;
+    let said = folder.run(script).success().stdout;
+    assert!(said.contains("already holds a run: train(resume_from_checkpoint=True) goes on with it"), "{said}");
 }
 
 #[test]

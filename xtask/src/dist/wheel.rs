@@ -13,13 +13,14 @@ use super::archive::Entry;
 const PACKAGE: &str = "tandem_rl";
 
 /// The sources of the package, by their names in it. `_commands.py` gets a function for each program besides.
-const SOURCES: [(&str, &str); 15] = [
+const SOURCES: [(&str, &str); 16] = [
     ("__init__.py", include_str!("tandem_rl/__init__.py")),
     ("_callbacks.py", include_str!("tandem_rl/_callbacks.py")),
     ("_commands.py", include_str!("tandem_rl/_commands.py")),
     ("_data.py", include_str!("tandem_rl/_data.py")),
     ("_host.py", include_str!("tandem_rl/_host.py")),
     ("_peft.py", include_str!("tandem_rl/_peft.py")),
+    ("_places.py", include_str!("tandem_rl/_places.py")),
     ("_process.py", include_str!("tandem_rl/_process.py")),
     ("_programs.py", include_str!("tandem_rl/_programs.py")),
     ("_progress.py", include_str!("tandem_rl/_progress.py")),

@@ -125,9 +125,12 @@ impl Client {
         Ok(client)
     }
 
-    /// Whether the server is a program that has ended.
-    pub fn is_gone(&self) -> bool {
-        matches!(&self.wire, Wire::Program(program) if program.has_ended())
+    /// How the server ended, if it is a program that has ended.
+    pub async fn gone(&self) -> Option<String> {
+        match &self.wire {
+            Wire::Program(program) if program.has_ended() => Some(program.end().await),
+            _ => None,
+        }
     }
 
     /// The revision that is spoken.

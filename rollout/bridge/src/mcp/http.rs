@@ -1,5 +1,8 @@
 //! A server over HTTP: one request for each message, answered by JSON or by a stream of events.
 
+use std::borrow::Cow;
+
+use base64::{Engine, prelude::BASE64_STANDARD};
 use reqwest::{Response, StatusCode, header::CONTENT_TYPE};
 use serde_json::Value;
 
@@ -41,7 +44,7 @@ impl Http {
                 let names = [("mcp-method", &message["method"]), ("mcp-name", &message["params"]["name"])];
                 for (header, name) in names {
                     if let Some(name) = name.as_str() {
-                        request = request.header(header, name);
+                        request = request.header(header, &*header_value(name));
                     }
                 }
             }
@@ -69,6 +72,22 @@ impl Http {
             message => Ok(Answer { message, session }),
         }
     }
+}
+
+/// What stands before and behind a value of a header that is written in Base64.
+const ENCODED: [&str; 2] = ["=?base64?", "?="];
+
+/// The value of a header for a text, as the revision without sessions has it: printable ASCII as it is, and all else in
+/// Base64. A server compares the value with the name in the body, so what would be read otherwise is encoded too:
+/// spaces at the ends, and a text that looks encoded.
+fn header_value(text: &str) -> Cow<'_, str> {
+    let [before, behind] = ENCODED;
+    let is_printable = text.bytes().all(|byte| (b' '..=b'~').contains(&byte));
+    let looks_encoded = text.strip_prefix(before).is_some_and(|rest| rest.ends_with(behind));
+    if is_printable && text == text.trim() && !looks_encoded {
+        return Cow::Borrowed(text);
+    }
+    Cow::Owned(format!("{before}{}{behind}", BASE64_STANDARD.encode(text)))
 }
 
 fn gone(error: reqwest::Error) -> CallError {
@@ -112,4 +131,28 @@ async fn of_stream(mut response: Response, id: &Value) -> Result<Option<Value>, 
         }
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_a_header_cannot_carry_is_written_in_base64() {
+        for (name, value) in [
+            ("add", "add"),
+            ("", ""),
+            ("a b~", "a b~"),
+            ("größe", "=?base64?Z3LDtsOfZQ==?="),
+            ("日本", "=?base64?5pel5pys?="),
+            (" add", "=?base64?IGFkZA==?="),
+            ("add ", "=?base64?YWRkIA==?="),
+            ("a\nb", "=?base64?YQpi?="),
+            ("\u{7f}", "=?base64?fw==?="),
+            ("=?base64?YWRk?=", "=?base64?PT9iYXNlNjQ/WVdSaz89?="),
+            ("=?base64?=", "=?base64?="),
+        ] {
+            assert_eq!(header_value(name), value, "{name:?}");
+        }
+    }
 }

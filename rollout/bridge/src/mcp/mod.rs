@@ -40,6 +40,12 @@ pub enum StartError {
         /// Why not.
         reason: String,
     },
+    /// Its list of tools is empty.
+    #[error("{server} lists no tools, and a policy could call none: take the entry away, or give the server tools")]
+    Empty {
+        /// Its address, or its command line.
+        server: String,
+    },
 }
 
 /// A server.
@@ -51,20 +57,26 @@ pub struct Mcp {
 
 impl Mcp {
     /// Asks a server what it has: one at an address that begins with `http://`, or the one that a command line for
-    /// `/bin/sh` starts.
+    /// `/bin/sh` starts. An address of another scheme is refused, since a shell would take it for a file.
     ///
     /// # Errors
     /// A server that does not answer, or has no tools.
     pub async fn meet(server: &str) -> Result<Self, StartError> {
         let silent = |reason: String| StartError::Silent { server: server.to_owned(), reason };
-        let is_address = server.starts_with("http://");
-        if server.starts_with("https://") {
-            return Err(silent("the bridge speaks no TLS; write http://HOST:PORT/PATH".to_owned()));
-        }
-        let wire = if is_address { Wire::to(server) } else { Wire::started(server) };
+        let wire = match scheme(server).as_deref() {
+            None => Wire::started(server),
+            Some("http") => Wire::to(server),
+            Some("https") => Err("the bridge speaks no TLS; write http://HOST:PORT/PATH".to_owned()),
+            Some(other) => Err(format!(
+                "the bridge does not speak `{other}`; write http://HOST:PORT/PATH, or the command line of a server"
+            )),
+        };
         let client = Client::meet(wire.map_err(silent)?).await.map_err(|error| silent(error.to_string()))?;
         let listed = list(&client).await;
         let tools = listed.map_err(|reason| StartError::NoTools { server: server.to_owned(), reason })?;
+        if tools.is_empty() {
+            return Err(StartError::Empty { server: server.to_owned() });
+        }
         Ok(Self { client, tools })
     }
 
@@ -113,9 +125,18 @@ impl Peer for Mcp {
 
     async fn close(&self, (): ()) {}
 
-    fn is_gone(&self) -> bool {
-        self.client.is_gone()
+    async fn gone(&self) -> Option<String> {
+        self.client.gone().await
     }
+}
+
+/// The scheme of an address in small letters, whose case means nothing; none for a command line, also where an address
+/// stands in it.
+fn scheme(server: &str) -> Option<String> {
+    let (scheme, _) = server.split_once("://")?;
+    let is_scheme = scheme.starts_with(|c: char| c.is_ascii_alphabetic())
+        && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));
+    is_scheme.then(|| scheme.to_ascii_lowercase())
 }
 
 /// All tools, page by page.
@@ -139,13 +160,17 @@ fn schema(listed: &Value) -> Option<Value> {
     Some(tool(listed["name"].as_str()?, description, listed["inputSchema"].as_object()?))
 }
 
-/// The texts of a result. What is no text cannot be given to the policy.
+/// The texts of a result. What is no text cannot be given to the policy. Each revision wants `content`, also beside
+/// `structuredContent`, so a result without it is no success.
 fn reply(result: &Value) -> Reply {
     if result["resultType"] == "input_required" {
         return Reply::failed("the tool asks for more input, which nobody can give");
     }
     let failed = result["isError"] == Value::Bool(true);
-    let blocks = result["content"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let Some(blocks) = result["content"].as_array() else {
+        let what = if result["content"].is_null() { "no `content`" } else { "a `content` that is no list" };
+        return Reply::failed(format!("the result of the tool has {what}"));
+    };
     let texts: Option<Vec<&str>> = blocks.iter().map(|block| block["text"].as_str()).collect();
     match texts {
         None => Reply::failed("the tool returned what is no text"),

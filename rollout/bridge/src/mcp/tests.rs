@@ -6,12 +6,12 @@ use std::sync::{
 };
 
 use serde_json::{Value, json};
-use tokio::{io::BufReader, net::TcpListener};
+use tokio::sync::mpsc;
 
 use super::{Mcp, reply};
 use crate::{
-    lines::{Call, Peer, Reply},
-    testing::{Asked, answer, asked, json as read, python, recording, server},
+    lines::{Call, Peer, Reply, serve},
+    testing::{Answered, Asked, http, json as read, python, recording, server},
 };
 
 const REVISION: &str = "mcp-protocol-version";
@@ -29,6 +29,12 @@ server = MCPServer("calc")
 def add(a: int, b: int) -> int:
     """Adds two numbers."""
     return a + b
+
+
+@server.tool(name="größe")
+def size() -> str:
+    """Says."""
+    return "big"
 
 
 @server.tool()
@@ -56,26 +62,12 @@ impl Server {
     async fn start(is_stateless: bool) -> (String, Arc<Self>) {
         let lines = recording("mcp_http.jsonl");
         let server = Arc::new(Self { lines, is_stateless, forgets: AtomicBool::new(false) });
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
         let serving = Arc::clone(&server);
-        tokio::spawn(async move {
-            loop {
-                let (stream, _) = listener.accept().await.unwrap();
-                let server = Arc::clone(&serving);
-                tokio::spawn(async move {
-                    let mut stream = BufReader::new(stream);
-                    while let Ok(Some(asked)) = asked(&mut stream).await {
-                        let (status, headers, body) = server.answer(&asked);
-                        answer(&mut stream, (status, &headers, &body)).await.unwrap();
-                    }
-                });
-            }
-        });
+        let address = http(move |asked| serving.answer(asked)).await;
         (format!("http://{address}/mcp"), server)
     }
 
-    fn answer(&self, asked: &Asked) -> (u64, Vec<(String, String)>, String) {
+    fn answer(&self, asked: &Asked) -> Answered {
         let refusal = |message: &str| {
             json!({"jsonrpc": "2.0", "id": null, "error": {"code": -32600, "message": message}}).to_string()
         };
@@ -154,6 +146,45 @@ fn a_result_is_read_as_its_texts() {
         assert_eq!(reply(&result), expected, "{result}");
     }
     assert!(reply(&json!({"resultType": "input_required"})).failed);
+    for (result, words) in [
+        (json!({}), "the result of the tool has no `content`"),
+        (json!({"content": null, "structuredContent": {"a": 1}}), "the result of the tool has no `content`"),
+        (json!({"content": "5"}), "the result of the tool has a `content` that is no list"),
+    ] {
+        assert_eq!(reply(&result), Reply::failed(words), "{result}");
+    }
+}
+
+/// A server without sessions, with tools of these names. Each says the header that names it.
+async fn stateless(names: &'static [&'static str]) -> String {
+    let address = http(move |asked| {
+        let sent: Value = serde_json::from_str(&asked.body).unwrap();
+        let result = match sent["method"].as_str() {
+            Some("server/discover") => json!({"supportedVersions": [STATELESS]}),
+            Some("tools/list") => {
+                let tool = |name: &&str| json!({"name": name, "inputSchema": {"type": "object"}});
+                json!({"tools": names.iter().map(tool).collect::<Vec<_>>()})
+            }
+            _ => json!({"content": [{"type": "text", "text": asked.header("mcp-name")}]}),
+        };
+        let headers = vec![("content-type".to_owned(), "application/json".to_owned())];
+        (200, headers, json!({"jsonrpc": "2.0", "id": sent["id"], "result": result}).to_string())
+    });
+    format!("http://{}/mcp", address.await)
+}
+
+#[tokio::test]
+async fn a_name_of_any_characters_reaches_a_server_without_sessions_in_a_header() {
+    let peer = Mcp::meet(&stateless(&["add", "größe"]).await).await.unwrap();
+    assert_eq!(call(&peer, "add", json!({})).await, said("add"));
+    assert_eq!(call(&peer, "größe", json!({})).await, said("=?base64?Z3LDtsOfZQ==?="));
+}
+
+#[tokio::test]
+async fn a_server_without_tools_is_refused() {
+    let server = stateless(&[]).await;
+    let error = Mcp::meet(&server).await.unwrap_err().to_string();
+    assert!(error.starts_with(&format!("{server} lists no tools")), "{error}");
 }
 
 #[tokio::test]
@@ -197,7 +228,7 @@ for line in sys.stdin:
         tool = {"name": "second" if page else "first", "inputSchema": {"type": "object"}}
         say(id=number, result={"tools": [tool], **({} if page else {"nextCursor": "2"})})
     elif method == "tools/call" and message["params"]["name"] == "end":
-        sys.exit(3)
+        sys.exit("no more\nthan this")
     elif method == "tools/call" and message["params"]["name"] == "half":
         say(id=number, result={"content": [{"type": "text", "text": "\ud800"}]})
     elif method == "tools/call":
@@ -219,10 +250,17 @@ async fn a_program_is_a_server_too_and_its_end_is_a_failure() {
     assert_eq!(call(&peer, "first", Value::Null).await, said("{}"));
     let half = peer.step(&mut (), vec![Call { name: "half".into(), arguments: json!({}) }]).await.unwrap_err();
     assert!(half.starts_with("the server's answer is no JSON (") && half.contains("\"id\": "), "{half}");
-    assert!(!peer.is_gone());
+    assert_eq!(peer.gone().await, None);
     let ended = peer.step(&mut (), vec![Call { name: "end".into(), arguments: json!({}) }]).await;
-    assert_eq!(ended, Err("the program of the server has ended".to_owned()));
-    assert!(peer.is_gone());
+    let words = "the program of the server has ended (exit status: 1)\nno more\nthan this".to_owned();
+    assert_eq!(ended, Err(words.clone()));
+    let again = peer.step(&mut (), vec![Call { name: "first".into(), arguments: json!({}) }]).await;
+    assert_eq!((again, peer.gone().await), (Err(words.clone()), Some(words.clone())));
+    // The bridge ends with the same words, so that the sampler starts another one.
+    let (line, lines) = mpsc::unbounded_channel();
+    line.send("a request".to_owned()).unwrap();
+    let served = serve(Arc::new(peer), lines, mpsc::unbounded_channel().0).await;
+    assert_eq!(served.unwrap_err().to_string(), words);
 }
 
 #[tokio::test]
@@ -230,11 +268,28 @@ async fn what_is_no_server_of_mcp_is_named() {
     for (server, words) in [
         ("http://127.0.0.1:1/mcp", "no server of MCP answers at http://127.0.0.1:1/mcp: "),
         ("https://127.0.0.1/mcp", "the bridge speaks no TLS"),
-        ("exit 1", "no server of MCP answers at exit 1: the program of the server has ended"),
+        ("exit 1", "no server of MCP answers at exit 1: the program of the server has ended (exit status: 1)"),
+        ("kill -9 $$", "the program of the server has ended (signal: 9 (SIGKILL))"),
+        ("nosuchprogram", "the program of the server has ended (exit status: 127)\n"),
+        ("nosuchprogram", "nosuchprogram: not found"),
+        ("exec >&- 2>&-; exec sleep 99", "the program of the server answers no more"),
+        ("HTTP://127.0.0.1:1/mcp", "no server of MCP answers at HTTP://127.0.0.1:1/mcp: error sending request"),
+        ("HttpS://127.0.0.1/mcp", "the bridge speaks no TLS"),
+        ("ftp://x", "no server of MCP answers at ftp://x: the bridge does not speak `ftp`; write http://HOST:PORT/"),
+        ("./no-server http://127.0.0.1:1", "the program of the server has ended (exit status: 127)"),
     ] {
         let error = Mcp::meet(server).await.unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
     }
+}
+
+#[tokio::test]
+async fn last_words_are_the_last_lines_however_long_they_are() {
+    let program = "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23; do echo $i >&2; done; exit 4";
+    let error = Mcp::meet(program).await.unwrap_err().to_string();
+    let lines: Vec<&str> = error.lines().collect();
+    assert_eq!((lines.len(), lines[1], lines[20]), (21, "4", "23"), "{error}");
+    assert!(lines[0].ends_with("the program of the server has ended (exit status: 4)"), "{error}");
 }
 
 #[tokio::test]
@@ -253,6 +308,7 @@ async fn a_server_of_the_package_mcp_has_tools_over_http_and_as_a_program() {
         assert_eq!(peer.revision(), STATELESS, "{server}");
         assert_eq!(peer.tools()[0]["function"]["parameters"]["required"], json!(["a", "b"]));
         assert_eq!(call(&peer, "add", json!({"a": 2, "b": 3})).await, said("5"), "{server}");
+        assert_eq!(call(&peer, "größe", json!({})).await, said("big"), "{server}");
         for (name, arguments) in [("fail", json!({"text": "no"})), ("add", json!({"a": "x"})), ("missing", json!({}))] {
             assert!(call(&peer, name, arguments).await.failed, "{server}: {name}");
         }

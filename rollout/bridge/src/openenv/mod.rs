@@ -34,7 +34,7 @@ const PROMPT: &str = "prompt";
 /// Which reward an episode has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Return {
-    /// The sum of all rewards.
+    /// The sum of all rewards, that of `reset` too.
     Sum,
     /// The last reward.
     Last,
@@ -80,6 +80,8 @@ pub struct OpenEnv {
 pub struct Episode {
     /// Its socket; none once the episode is over.
     open: Option<Socket>,
+    /// The reward of `reset`, until a turn has taken it along: the answer to `open` has no place for one.
+    first: Option<f64>,
     last: Option<f64>,
 }
 
@@ -171,9 +173,9 @@ impl OpenEnv {
             true => text::of_tool(&data["observation"]),
             false => Reply { text: text::of_observation(&data["observation"]).unwrap_or_default(), failed: false },
         };
-        let reward = text::reward(&data);
+        let (reward, done) = text::outcome(&data)?;
         episode.last = reward.or(episode.last);
-        if data["done"] == true {
+        if done {
             // The server would go on. Its place is free for another episode.
             episode.open = None;
         }
@@ -188,12 +190,16 @@ impl Peer for OpenEnv {
         row.remove(PROMPT);
         let (socket, data) = self.begin(row, queued).await?;
         let text = text::of_observation(&data["observation"]).map(|text| format!("\n{text}"));
-        let open = (data["done"] != true).then_some(socket);
-        Ok((Episode { open, last: None }, text))
+        let (reward, done) = text::outcome(&data)?;
+        let open = (!done).then_some(socket);
+        Ok((Episode { open, first: reward, last: reward }, text))
     }
 
     async fn step(&self, episode: &mut Episode, calls: Vec<Call>) -> Result<Step, String> {
         let mut step = Step::default();
+        if self.returns == Return::Sum {
+            step.reward = episode.first.take();
+        }
         for call in calls {
             let (reply, reward) = self.act(episode, call).await?;
             step.replies.push(reply);
@@ -206,7 +212,10 @@ impl Peer for OpenEnv {
     }
 
     fn score(&self, episode: &Episode) -> Option<f64> {
-        episode.last.filter(|_| self.returns == Return::Last)
+        match self.returns {
+            Return::Sum => episode.first,
+            Return::Last => episode.last,
+        }
     }
 
     async fn close(&self, episode: Episode) {
@@ -222,7 +231,8 @@ fn step(action: Value) -> Value {
 fn answer(said: Value) -> Result<Answer, String> {
     let data = &said["data"];
     match said["type"].as_str() {
-        Some("observation") => Ok(Answer::Observation(data.clone())),
+        Some("observation") if data.is_object() => Ok(Answer::Observation(data.clone())),
+        Some("observation") => Err("the server's answer has no `data`".to_owned()),
         Some("error") => {
             let (code, reason) = (data["code"].as_str().unwrap_or("an error"), text::of_error(data));
             if OF_ACTION.contains(&code) { Ok(Answer::Wrong(reason)) } else { Err(format!("{code}: {reason}")) }

@@ -210,6 +210,75 @@ async fn the_last_reward_may_be_that_of_the_episode() {
     assert_eq!(peer.score(&episode), Some(1.0));
 }
 
+/// A reset whose column `case` gets this answer.
+fn reset(case: &str, answer: Value) -> (Value, Value) {
+    (json!({"type": "reset", "data": {"case": case}}), answer)
+}
+
+/// An action whose number gets this answer.
+fn acted(number: u64, answer: Value) -> (Value, Value) {
+    (json!({"type": "step", "data": {"number": number}}), answer)
+}
+
+fn observed(data: Value) -> Value {
+    json!({"type": "observation", "data": data})
+}
+
+#[tokio::test]
+async fn the_reward_of_reset_counts_with_the_first_turn_or_alone() {
+    let begun = |done: bool| observed(json!({"observation": {}, "reward": 0.25, "done": done}));
+    let pairs = vec![
+        reset("begun", begun(false)),
+        reset("over", begun(true)),
+        acted(1, observed(json!({"observation": "a", "reward": 0.5, "done": false}))),
+        acted(2, observed(json!({"observation": "a", "reward": null, "done": false}))),
+    ];
+    let server = Server::of("openenv_ws.jsonl", None, pairs, 9);
+    let address = server.start().await;
+    for (returns, rewards, scores) in [
+        (Return::Sum, [Some(0.75), Some(0.5), Some(0.25)], [Some(0.25), None, None, None]),
+        (Return::Last, [None; 3], [Some(0.25), Some(0.5), Some(0.5), Some(0.25)]),
+    ] {
+        let peer = OpenEnv::meet(&address, returns).await.unwrap();
+        let open = async |case: &str| peer.open(row(json!({"case": case})), nobody()).await.unwrap().0;
+        let mut episode = open("begun").await;
+        let mut found = vec![peer.score(&episode)];
+        for reward in &rewards[..2] {
+            assert_eq!(peer.step(&mut episode, guess(1.into())).await, one(said("a"), *reward, false));
+            found.push(peer.score(&episode));
+        }
+        let mut over = open("over").await;
+        let ended = peer.step(&mut over, guess(1.into())).await;
+        assert_eq!(ended, one(Reply::failed("the episode is over"), rewards[2], true));
+        found.push(peer.score(&over));
+        assert_eq!(found, scores, "{returns:?}");
+        let mut silent = open("begun").await;
+        assert_eq!(peer.step(&mut silent, guess(2.into())).await, one(said("a"), rewards[2], false));
+    }
+}
+
+#[tokio::test]
+async fn an_answer_with_wrong_fields_is_a_failure_with_the_reason() {
+    let wrong = [
+        (json!({"observation": {}, "reward": "1.0"}), r#"the server's reward is "1.0""#),
+        (json!({"observation": {}, "done": "true"}), r#"the server's `done` is "true", neither true nor false"#),
+        (Value::Null, "the server's answer has no `data`"),
+    ];
+    let mut pairs = vec![reset("begun", observed(json!({"observation": {}})))];
+    for (number, (data, _)) in wrong.iter().enumerate() {
+        pairs.push(reset(&number.to_string(), observed(data.clone())));
+        pairs.push(acted(number as u64, observed(data.clone())));
+    }
+    let server = Server::of("openenv_ws.jsonl", None, pairs, 9);
+    let peer = OpenEnv::meet(&server.start().await, Return::Sum).await.unwrap();
+    for (number, (_, reason)) in wrong.iter().enumerate() {
+        let opened = peer.open(row(json!({"case": number.to_string()})), nobody()).await;
+        assert_eq!(opened.unwrap_err(), *reason);
+        let (mut episode, _) = peer.open(row(json!({"case": "begun"})), nobody()).await.unwrap();
+        assert_eq!(peer.step(&mut episode, guess(number.into())).await, Err((*reason).to_owned()));
+    }
+}
+
 #[tokio::test]
 async fn golden_openenv_mcp() {
     let properties = json!({"type": {}, "tool_name": {"type": "string"}, "arguments": {"type": "object"}});

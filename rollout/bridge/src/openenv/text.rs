@@ -7,6 +7,9 @@ use crate::lines::{Reply, tool};
 /// Fields of an observation that are not for the policy.
 const HIDDEN: [&str; 3] = ["metadata", "reward", "done"];
 
+/// Longest piece of a value that is quoted.
+const QUOTED: usize = 80;
+
 /// The text of an observation: its only field where that is a text, else its fields as JSON. None if it says nothing.
 #[must_use]
 pub fn of_observation(observation: &Value) -> Option<String> {
@@ -59,13 +62,27 @@ pub fn of_error(data: &Value) -> String {
     if fields.is_empty() { message.to_owned() } else { format!("{message}: {}", fields.join("; ")) }
 }
 
-/// The reward of an observation. Truth values count as 0 and 1.
-#[must_use]
-pub fn reward(data: &Value) -> Option<f64> {
-    match &data["reward"] {
+/// The reward in an answer, and whether the episode is over. Truth values count as 0 and 1. A field that is null or not
+/// there says nothing.
+///
+/// # Errors
+/// A field of another kind. Passed over, it would train on rewards that nobody gave.
+pub fn outcome(data: &Value) -> Result<(Option<f64>, bool), String> {
+    let reward = match &data["reward"] {
+        Value::Null => None,
         Value::Bool(reward) => Some(f64::from(u8::from(*reward))),
-        reward => reward.as_f64(),
+        reward => Some(reward.as_f64().ok_or_else(|| format!("the server's reward is {}", quoted(reward)))?),
+    };
+    match &data["done"] {
+        Value::Null => Ok((reward, false)),
+        Value::Bool(done) => Ok((reward, *done)),
+        done => Err(format!("the server's `done` is {}, neither true nor false", quoted(done))),
     }
+}
+
+/// The beginning of a value.
+fn quoted(value: &Value) -> String {
+    value.to_string().chars().take(QUOTED).collect()
 }
 
 /// The action of an environment as a tool, which is called after the title of its schema.
@@ -132,9 +149,24 @@ mod tests {
     }
 
     #[test]
-    fn rewards_may_be_truth_values() {
-        let found = [json!(true), json!(2), json!(-0.5), json!(null), json!("much")];
-        let found = found.map(|value| reward(&json!({"reward": value})));
-        assert_eq!(found, [Some(1.0), Some(2.0), Some(-0.5), None, None]);
+    fn a_reward_is_a_number_or_a_truth_value_and_done_a_truth_value() {
+        for (data, expected) in [
+            (json!({"reward": true, "done": false}), (Some(1.0), false)),
+            (json!({"reward": 2, "done": true}), (Some(2.0), true)),
+            (json!({"reward": -0.5}), (Some(-0.5), false)),
+            (json!({"reward": null, "done": null}), (None, false)),
+            (json!({}), (None, false)),
+        ] {
+            assert_eq!(outcome(&data), Ok(expected), "{data}");
+        }
+        for (data, words) in [
+            (json!({"reward": "1.0"}), r#"the server's reward is "1.0""#),
+            (json!({"reward": [1.0], "done": false}), "the server's reward is [1.0]"),
+            (json!({"reward": 1.0, "done": "true"}), r#"the server's `done` is "true", neither true nor false"#),
+            (json!({"done": 1}), "the server's `done` is 1, neither true nor false"),
+        ] {
+            assert_eq!(outcome(&data), Err(words.to_owned()), "{data}");
+        }
+        assert!(outcome(&json!({"reward": "x".repeat(1000)})).unwrap_err().len() < 200, "the beginning is quoted");
     }
 }

@@ -128,7 +128,8 @@ fn mcp(server: &str) -> Result<What, String> {
             "`{MCP}` needs an address or a command line, as in `{MCP}http://localhost:8000/mcp` or `{MCP}./my_server`"
         ));
     }
-    let has_network = server.starts_with("http://") || server.starts_with("https://");
+    let scheme = server.to_ascii_lowercase();
+    let has_network = scheme.starts_with("http://") || scheme.starts_with("https://");
     Ok(What::Bridge { args: vec!["mcp".to_owned(), server], has_network })
 }
 

@@ -330,6 +330,7 @@ fn servers_are_asked_by_the_bridge_which_gets_the_network_that_its_entry_names()
         ("openenv:ws://h:1 --return last", "openenv ws://h:1 --return last", true),
         ("openenv:http://h:1", "openenv http://h:1", true),
         ("mcp:http://h:1/mcp", "mcp http://h:1/mcp", true),
+        ("mcp:HTTPS://h/mcp", "mcp HTTPS://h/mcp", true),
         ("mcp:python3 -m server --flag", "mcp python3 -m server --flag", false),
     ] {
         assert_eq!(bridge(entry), (args.to_owned(), has_network), "{entry}");

@@ -36,6 +36,7 @@ def tool_schema(tool):
     """The schema of a function or a bound method; a `Refusal` with its place where it has none."""
     name = tool.__name__
     try:
+        refuse_generators(tool)
         parameters, returns = hinted(tool)
         description, arguments, returned = described(tool)
         for argument, schema in parameters["properties"].items():
@@ -52,6 +53,14 @@ def place(function):
     """The file and line of a function as the beginning of a message; empty where they are unknown."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f"{os.path.basename(code.co_filename)}, line {code.co_firstlineno}: " if code else ""
+
+
+def refuse_generators(tool):
+    """Refuses a function that makes a generator: a model would read its address in memory and not what it yields."""
+    # What a decorator in Python makes of a generator is its own affair. `lru_cache` hands the generator on.
+    function = inspect.unwrap(getattr(tool, "__func__", tool), stop=inspect.isfunction)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise Refusal("it has a `yield`, and a model cannot read a generator: `return` a text, or a list, at once")
 
 
 def hinted(tool):

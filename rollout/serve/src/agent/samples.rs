@@ -206,8 +206,10 @@ impl Sample {
             return Err(ApiError::field("n", message));
         }
         if let Some(grammar) = &asked.grammar {
-            let message = "an answer that a grammar forces is not the policy's own: leave it out in a run";
-            return Err(ApiError::field(grammar.field, message));
+            // What is wrong with a schema lies in `tools`, but they force nothing: their client may need them.
+            let field = if grammar.field == "tools" { "tool_choice" } else { grammar.field };
+            let message = format!("an answer that `{field}` forces is not the policy's own: leave it out in a run");
+            return Err(ApiError::field(field, message));
         }
         let run = &self.request.sampling;
         let own = &asked.params;

@@ -7,7 +7,8 @@ macro_rules! learning {
     "Batch and schedule" {
         /// Completions of one minibatch.
         per_device_train_batch_size: u32 = 8, trl, at_least(1.0);
-        /// Minibatches per optimiser update.
+        /// Minibatches per optimiser update. An update takes completions of one generation batch, where TRL's may
+        /// reach over several.
         gradient_accumulation_steps: u32 = 1, trl, at_least(1.0);
         /// Minibatches per generation batch.
         steps_per_generation: Option<u32> = None, absent("`gradient_accumulation_steps`"), trl, at_least(1.0);
@@ -48,7 +49,8 @@ macro_rules! learning {
         lora_r: u32 = 16, trl, at_least(1.0);
         /// With `use_peft`: the adapter's product is multiplied by `lora_alpha` / `lora_r`.
         lora_alpha: f64 = 32.0, trl, above(0.0);
-        /// With `use_peft`: the linear layers that have an adapter, by the ends of their names, as `q_proj`.
+        /// With `use_peft`: the linear layers that have an adapter, by the ends of their names, as `q_proj`. Empty and
+        /// `all-linear` mean all of them. A file of TRL without it gets PEFT's `q_proj` and `v_proj`.
         lora_target_modules: Vec<String> = Vec::new(), trl;
         /// With `use_peft`: share of the adapter's inputs that training drops. Only 0: log-probs would not be the
         /// sampler's.

@@ -32,6 +32,7 @@ impl TrainConfig {
             "`num_generations` {} makes a poor baseline; 8 or more is usual",
             self.num_generations
         );
+        list.extend(self.uneven_updates());
         let estimator = self.advantage_estimator;
         warn_if!(
             self.normalize_advantages && self.advantage_estimator.spec().whitens,
@@ -116,6 +117,25 @@ impl TrainConfig {
             list.push(format!("`{key}` has no effect with `{option}` {own}; it is an option of {others}"));
         }
         list
+    }
+
+    /// A remark if the updates of a step do not have the size that the options name.
+    fn uneven_updates(&self) -> Option<String> {
+        let (step, update) = (self.completions_per_step(), self.completions_per_update());
+        let named = "`per_device_train_batch_size` × `gradient_accumulation_steps`";
+        let left = step % update.max(1);
+        if update > step {
+            return Some(format!(
+                "an optimiser update takes {step} completions and not {update} ({named}), because it does not reach \
+                 beyond a generation batch; raise `steps_per_generation` for larger updates"
+            ));
+        }
+        (left > 0).then(|| {
+            format!(
+                "the last optimiser update of a step takes {left} completions and the others {update} ({named}), \
+                 because a generation batch has {step}"
+            )
+        })
     }
 
     /// A remark if the KL penalty does not have the gradient of the divergence.
@@ -213,6 +233,18 @@ mod tests {
     #[test]
     fn the_defaults_are_not_remarked_on() {
         assert_eq!(valid().warnings(), Vec::<String>::new());
+        let sizes = |steps_per_generation, gradient_accumulation_steps| TrainConfig {
+            num_generations: 8,
+            per_device_train_batch_size: 8,
+            steps_per_generation: Some(steps_per_generation),
+            gradient_accumulation_steps,
+            ..valid()
+        };
+        let told = |steps, accumulation| sizes(steps, accumulation).warnings().join("\n");
+        assert_eq!(told(4, 2), "");
+        assert!(told(2, 4).starts_with("an optimiser update takes 16 completions and not 32 ("), "{}", told(2, 4));
+        let words = "the last optimiser update of a step takes 8 completions and the others 16 (";
+        assert!(told(3, 2).starts_with(words), "{}", told(3, 2));
     }
 
     #[test]

@@ -11,13 +11,20 @@ section! {
     /// The rows of `eval_dataset`.
     metric EVAL_PROMPTS = "eval_prompts" { unit: Count, source: "Tandem" }
 
-    /// Prompts of which every completion has a score of the first reward function. The others are left out of `avg@{k}`
-    /// and `pass@{k}`.
+    /// Prompts of which every completion has a score of the first reward function; without reward functions, of the
+    /// environment of its row. The others are left out of `avg@{k}` and `pass@{k}`.
     ///
-    /// As `eval_prompts`. Fewer: a reward failed; `tandem eval` says why.
+    /// As `eval_prompts`. Fewer: a reward failed or abstained; `tandem eval` says why.
     metric EVAL_SCORED_PROMPTS = "eval_scored_prompts" { unit: Count, source: "Tandem" }
 
-    /// The first reward function's score from which a completion counts as correct.
+    /// Prompts of which a completion has no score, or no reward, because an environment or a reward function failed. A
+    /// reward that abstains is no failure.
+    ///
+    /// Absent. With more than a tenth of `eval_prompts`, `metric_for_best_model` and `early_stopping_patience` leave
+    /// the evaluation out; with more than half, `tandem eval` ends with an error.
+    metric EVAL_FAILED_PROMPTS = "eval_failed_prompts" { unit: Count, source: "Tandem", when: "where something failed" }
+
+    /// The score of the first reward function, or of an environment, from which a completion counts as correct.
     ///
     /// The full score of the function, unless `--correct-at` says otherwise.
     metric EVAL_CORRECT_AT = "eval_correct_at" { unit: Points, source: "Tandem" }
@@ -100,7 +107,8 @@ section! {
     /// Rises with `reward`, of which it is the greedy counterpart on prompts that are not trained on.
     metric EVAL_REWARD = "eval_reward" { unit: Points, source: "TRL" }
 
-    /// Share of completions that the first reward function takes for correct; `avg@{k}`, whatever k is.
+    /// Share of completions that the first reward function, or the environment of the row, takes for correct;
+    /// `avg@{k}`, whatever k is.
     ///
     /// Rises. Falling while `reward` rises: the policy exploits a reward, or has learnt its prompts by heart.
     metric EVAL_ACCURACY = "eval_accuracy" { unit: Share, source: "Tandem", chart: EVALUATION "accuracy" }

@@ -20,6 +20,12 @@ section! {
     metric TOOLS_FAILURE_FREQUENCY = "tools/failure_frequency" { unit: Share, source: "TRL",
         when: "`tools`, `environment_factory` or `agent`" }
 
+    /// Conversations that called a tool and have not lost their environment.
+    ///
+    /// Above 0. At 0 with calls, the run trains only on conversations that call nothing.
+    metric TOOLS_CALLERS_KEPT = "tools/callers_kept" { unit: Count, source: "Tandem",
+        when: "`tools`, `environment_factory` or `agent`" }
+
     /// Mean number of turns.
     ///
     /// 1 where no tool is called.

@@ -9,6 +9,10 @@ use crate::{
     },
 };
 
+/// Share of its prompts from which on failures make an evaluation worthless: what is left are the prompts that needed
+/// nothing of what is broken, and their figures say nothing about the others.
+const FAILED_SHARE: f64 = 0.1;
+
 /// `metric_for_best_model` and the options that go with it.
 #[derive(Debug, Clone)]
 pub struct Selection {
@@ -16,6 +20,16 @@ pub struct Selection {
     greater_is_better: bool,
     patience: Option<u64>,
     threshold: f64,
+}
+
+fn step_of(record: &MetricRecord) -> u64 {
+    record.get(metrics::STEP).map_or(0, |step| step as u64)
+}
+
+/// The prompts of an evaluation that failed, and all of them, where these are too many.
+fn failed(record: &MetricRecord) -> Option<(f64, f64)> {
+    let prompts = record.get(metrics::EVAL_FAILED_PROMPTS).zip(record.get(metrics::EVAL_PROMPTS));
+    prompts.filter(|(failed, all)| *failed > FAILED_SHARE * all)
 }
 
 /// What the evaluations up to a version say.
@@ -43,16 +57,54 @@ impl Selection {
     }
 
     /// Steps and values of the evaluations up to a version, in their order. The starting model is not counted: it has
-    /// no checkpoint.
+    /// no checkpoint. Nor is an evaluation of which [too much](FAILED_SHARE) has failed.
     fn values<'r>(
         &self,
         evaluations: &'r [MetricRecord],
         through: u64,
     ) -> impl Iterator<Item = (u64, Option<f64>)> + 'r {
         let metric = self.metric.clone();
-        let step = |record: &MetricRecord| record.get(metrics::STEP).map_or(0, |step| step as u64);
-        let counted = evaluations.iter().filter(move |record| (1..=through).contains(&step(record)));
-        counted.map(move |record| (step(record), record.get(metric.clone())))
+        let is_counted =
+            move |record: &&MetricRecord| (1..=through).contains(&step_of(record)) && failed(record).is_none();
+        evaluations.iter().filter(is_counted).map(move |record| (step_of(record), record.get(metric.clone())))
+    }
+
+    /// The notices of evaluations up to a version that are not counted, since too much of them has failed.
+    #[must_use]
+    pub fn left_out(&self, evaluations: &[MetricRecord], through: u64) -> Vec<Notice> {
+        let made = evaluations.iter().filter(|record| (1..=through).contains(&step_of(record)));
+        made.filter_map(|record| self.of_failures(record)).collect()
+    }
+
+    fn of_failures(&self, record: &MetricRecord) -> Option<Notice> {
+        let step = step_of(record);
+        let (prompts_failed, prompts) = failed(record)?;
+        let count = |metric| record.get(metric).unwrap_or(0.0);
+        let lost = count(metrics::EVAL_ENVIRONMENT_FAILED) + count(metrics::EVAL_ENVIRONMENT_LATE);
+        // A conversation without its environment has failed by every function, none of which was asked.
+        let of_function = |(name, failures): (&str, Option<f64>)| {
+            let own = failures.filter(|failures| *failures > lost)? - lost;
+            Some(format!("reward function `{name}` failed on {own} completions"))
+        };
+        let of_environments = (lost > 0.0).then(|| format!("{lost} conversations lost their environment"));
+        let reasons: Vec<String> = of_environments
+            .into_iter()
+            .chain(record.family(metrics::EVAL_REWARDS_FAILED).filter_map(of_function))
+            .collect();
+        let kind = if lost > 0.0 { NoticeKind::EnvironmentLost } else { NoticeKind::RewardFailures };
+        let patience = if self.patience.is_some() { ", nor counts for `early_stopping_patience`" } else { "" };
+        let notice = Notice::new(
+            kind,
+            step,
+            format!(
+                "in the evaluation of step {step}, {prompts_failed} of {prompts} prompts have no score because \
+                 something failed ({}), so it makes no best checkpoint{patience}",
+                reasons.join(", ")
+            ),
+            "logs/rollout.log has the reasons; correct what failed, or give it more time",
+        );
+        // Each one is news, and says which it is about.
+        Some(notice.about(&format!("evaluation of step {step}")))
     }
 
     /// What the evaluations up to a version say, as transformers' `EarlyStoppingCallback` counts: an evaluation is an
@@ -152,6 +204,49 @@ mod tests {
         // The best follows small improvements, so that many of them are none.
         assert_eq!(counts(0.5, &[1.0, 1.4, 1.8, 2.2, 2.9]), [0, 1, 2, 3, 0]);
         assert_eq!(counts(0.0, &[f64::NAN, 1.0, f64::NAN]), [1, 0, 1]);
+    }
+
+    /// As [`evaluations`], of 200 prompts each, of which so many failed.
+    fn with_failures(values: &[(f64, u64)]) -> Vec<MetricRecord> {
+        let mut list = evaluations(&values.iter().map(|(value, _)| *value).collect::<Vec<_>>());
+        for (record, (_, failed)) in list.iter_mut().zip(values) {
+            record.count(metrics::EVAL_PROMPTS, 200).count(metrics::EVAL_FAILED_PROMPTS, *failed);
+        }
+        list
+    }
+
+    #[test]
+    fn an_evaluation_of_which_more_than_a_tenth_failed_is_neither_best_nor_counted() {
+        let selection = selection(|c| c.early_stopping_patience = Some(1));
+        let list = with_failures(&[(0.0, 0), (9.0, 182), (0.5, 0), (9.0, 21), (0.6, 20), (0.6, 0)]);
+        let best = |through| selection.best(&list, through, &[2, 4, 6, 8, 10]).map(|best| best.step);
+        assert_eq!([2, 4, 6, 8].map(best), [None, Some(4), Some(4), Some(8)]);
+        let stops = |step| selection.stops(&list, step, 90).is_some();
+        assert_eq!([2, 4, 6, 8, 10].map(stops), [false, false, false, false, true]);
+        let told: Vec<u64> = selection.left_out(&list, 10).iter().map(|notice| notice.step).collect();
+        assert_eq!(told, [2, 6]);
+        assert_eq!(selection.left_out(&list, 1), []);
+    }
+
+    #[test]
+    fn what_failed_in_an_evaluation_is_told_with_its_figures() {
+        let mut list = with_failures(&[(0.0, 0), (1.0, 182)]);
+        list[1].count(metrics::EVAL_ENVIRONMENT_FAILED, 180).count(metrics::EVAL_ENVIRONMENT_LATE, 1);
+        for (name, failed) in [("judge", 182), ("format", 181)] {
+            list[1].count(metrics::EVAL_REWARDS_FAILED.of(name), failed);
+        }
+        let notice = selection(|_| ()).left_out(&list, 2).remove(0);
+        let text = "in the evaluation of step 2, 182 of 200 prompts have no score because something failed (181 \
+                    conversations lost their environment, reward function `judge` failed on 1 completions), so it \
+                    makes no best checkpoint";
+        assert_eq!((notice.kind, &*notice.text), (NoticeKind::EnvironmentLost, text));
+        let patient = selection(|c| c.early_stopping_patience = Some(1));
+        list[1].count(metrics::EVAL_ENVIRONMENT_FAILED, 0).count(metrics::EVAL_ENVIRONMENT_LATE, 0);
+        let of_functions = patient.left_out(&list, 2).remove(0);
+        assert_eq!(of_functions.kind, NoticeKind::RewardFailures);
+        assert!(of_functions.text.ends_with("nor counts for `early_stopping_patience`"), "{}", of_functions.text);
+        list[1].count(metrics::STEP, 4);
+        assert!(!patient.left_out(&list, 4).remove(0).repeats(&of_functions), "each is told");
     }
 
     #[test]

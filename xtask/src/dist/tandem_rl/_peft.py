@@ -23,6 +23,10 @@ _NAMES = {
     "rank_pattern": "rank_pattern",
     "alpha_pattern": "alpha_pattern",
 }
+# PEFT's defaults, where they are not those of TRL's scripts. A mapping need not have the fields.
+_DEFAULTS = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
+# Values that say nothing, as PEFT's own defaults.
+_NEUTRAL = {"bias": "none", "init_lora_weights": True}
 # Fields that say nothing about the adapter itself.
 _OF_NO_MATTER = {
     "peft_type",
@@ -52,8 +56,10 @@ def arguments(peft_config: Any) -> Dict[str, Any]:
     if kind != "LORA":
         raise ValueError(f"`peft_config` is of the kind {kind}: Tandem trains LoRA adapters")
     given: Dict[str, Any] = {"use_peft": True}
-    for name, value in fields.items():
-        if name in _OF_NO_MATTER or value is None or value is False or value in ({}, [], ()):
+    for name, value in {**_DEFAULTS, **fields}.items():
+        if name in _OF_NO_MATTER or name in _NEUTRAL and value == _NEUTRAL[name]:
+            continue
+        if value is None or value is False or value in ({}, [], ()):
             continue
         if name not in _NAMES:
             raise ValueError(f"`peft_config` has `{name}`, which no adapter of Tandem has: leave it out")

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Union
 
-from tandem_rl import _callbacks, _data, _peft, _progress, _rewards
+from tandem_rl import _callbacks, _data, _peft, _places, _progress, _rewards
 from tandem_rl._process import Launcher
 from tandem_rl._programs import TandemError, error_in
 from tandem_rl.config import GRPOConfig, Translation, flags
@@ -108,11 +108,14 @@ class GRPOTrainer:
         self.args = args
         self.state = TrainerState()
         self._more = _peft.arguments(peft_config)
+        placed = {
+            "tools": _places.tools(tools),
+            "environment_factory": _places.environments(environment_factory),
+        }
+        self._more.update({name: value for name, value in placed.items() if value is not None})
         # The rules of the translation say why there are none.
         absent = {
-            "tools": tools,
             "rollout_func": rollout_func,
-            "environment_factory": environment_factory,
             "model_init_kwargs.quantization_config": quantization_config,
             "optim": next((each for each in optimizers if each is not None), None),
         }
@@ -143,10 +146,17 @@ class GRPOTrainer:
                 the exception is the cause.
         """
         translation = self.args._with(self._more)
-        options = self._options(translation)
+        resume = translation.options.get("resume_from_checkpoint")
         if resume_from_checkpoint is not None:
             resume = {True: "latest", False: None}.get(resume_from_checkpoint, resume_from_checkpoint)
-            options["resume_from_checkpoint"] = resume
+        if resume is None and self._has_run():
+            # Else the inputs of that run would be written over, which it needs to go on.
+            raise TandemError(
+                f"`output_dir` {self.args.output_dir} already holds a run: train(resume_from_checkpoint=True) goes on "
+                "with it, and another folder is for a new one"
+            )
+        options = self._options(translation, self._inputs)
+        options["resume_from_checkpoint"] = resume
         with self._served(options) as server:
             for remark in translation.remarks:
                 print(remark, file=sys.stderr)
@@ -171,10 +181,11 @@ class GRPOTrainer:
             TandemError: the evaluation has failed, in the words of the program. If a reward function of this process
                 raised, the exception is the cause.
         """
-        options = self._options(self.args._with(self._more))
+        # The inputs of the run stay as they are: it may be resumed.
+        inputs = self._inputs / "evaluate"
+        options = self._options(self.args._with(self._more), inputs)
         if eval_dataset is not None:
-            # Those of the run stay as they are: it may be resumed.
-            options["eval_dataset"] = _data.located("eval_dataset", eval_dataset, self._inputs / "evaluate")
+            options["eval_dataset"] = _listed(_data.located("eval_dataset", eval_dataset, inputs))
         if options.get("eval_dataset") is None:
             raise ValueError("Trainer: evaluation requires an eval_dataset: give one here or to the trainer")
         options["model"] = self._trained() or self.model
@@ -202,14 +213,15 @@ class GRPOTrainer:
         """The folder of what is in memory and has to be files."""
         return Path(os.path.abspath(f"{self.args.output_dir}.inputs"))
 
-    def _options(self, translation: Translation) -> Dict[str, Any]:
-        """The options of the run, without its reward functions. Datasets and template in memory are written."""
+    def _options(self, translation: Translation, inputs: Path) -> Dict[str, Any]:
+        """The options of the run, without its reward functions. Datasets and template in memory become files of
+        `inputs`."""
         options = dict(translation.options, model=self.model, output_dir=self.args.output_dir)
         for argument, dataset in self._datasets.items():
             option = {"train_dataset": "dataset"}.get(argument, argument)
-            options[option] = _data.located(argument, dataset, self._inputs) or options.get(option)
+            options[option] = _listed(_data.located(argument, dataset, inputs)) or options.get(option)
         if self._template is not None:
-            options["chat_template"] = _written(self._inputs / "chat_template.jinja", self._template)
+            options["chat_template"] = _written(inputs / "chat_template.jinja", self._template)
         return options
 
     @contextlib.contextmanager
@@ -224,6 +236,11 @@ class GRPOTrainer:
         finally:
             if server is not None:
                 server.close()
+
+    def _has_run(self) -> bool:
+        """Whether `output_dir` has the records or a checkpoint of a run."""
+        folder = Path(self.args.output_dir)
+        return (folder / "metrics.jsonl").is_file() or any(folder.glob("checkpoint-*"))
 
     def _trained(self) -> Optional[Path]:
         """The model of the run, where there is a run that has one."""
@@ -264,6 +281,11 @@ class GRPOTrainer:
         )
 
 
+def _listed(dataset: Union[None, str, list]) -> Union[None, str, list]:
+    """A file as a list of one, since a comma of a path that is a text would divide it."""
+    return [dataset] if isinstance(dataset, str) and os.path.exists(dataset) else dataset
+
+
 def _model(model: Any) -> str:
     if isinstance(model, (str, os.PathLike)):
         return os.fspath(model)
@@ -282,13 +304,28 @@ def _template(tokenizer: Any, model: str) -> Optional[str]:
     if tokenizer is None:
         return None
     name = getattr(tokenizer, "name_or_path", None)
-    if name and os.path.normpath(str(name)) != os.path.normpath(model):
+    way_out = "Save it into the folder of the model, tokenizer.save_pretrained(DIR)"
+    if name and os.path.realpath(str(name)) != os.path.realpath(model):
+        raise ValueError(f"`processing_class` is the tokenizer of {name}: Tandem reads that of the model. {way_out}")
+    here, there = getattr(tokenizer, "eos_token", None), _eos_token(model)
+    if isinstance(here, str) and there is not None and here != there:
         raise ValueError(
-            f"`processing_class` is the tokenizer of {name}: Tandem reads that of the model. Save it into the folder "
-            "of the model, tokenizer.save_pretrained(DIR)"
+            f"`processing_class` ends completions with {here!r}, and the files of the model with {there!r}: Tandem "
+            f"reads the files. {way_out}"
         )
     template = getattr(tokenizer, "chat_template", None)
     return template if isinstance(template, str) else None
+
+
+def _eos_token(model: str) -> Optional[str]:
+    """The token that ends completions, in the words of a folder; None where it is not said there."""
+    try:
+        config = json.loads((Path(model) / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    token = config.get("eos_token") if isinstance(config, dict) else None
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None
 
 
 def _written(path: Path, text: str) -> str:

@@ -63,6 +63,31 @@ fn what_cannot_be_used_is_refused_with_file_line_and_the_way_out() {
             None,
             &["e.py, line 1: tool `f`: ", "`a` takes none by name: take the `/` away"],
         ),
+        (
+            "def f():\n    \"\"\"Does.\"\"\"\n    yield 1\n",
+            &["f"],
+            None,
+            &["e.py, line 1: tool `f`: it has a `yield`, ", "`return` a text, or a list"],
+        ),
+        (
+            "async def f():\n    \"\"\"Does.\"\"\"\n    yield 1\n",
+            &["f"],
+            None,
+            &["e.py, line 1: tool `f`: it has a `yield`, "],
+        ),
+        (
+            "import functools\n\n\n@functools.lru_cache()\ndef f():\n    \"\"\"Does.\"\"\"\n    yield 1\n",
+            &["f"],
+            None,
+            &["e.py, line 4: tool `f`: it has a `yield`, "],
+        ),
+        (
+            "class E:\n    def reset(self):\n        pass\n\n    async def f(self):\n        \"\"\"Does.\"\"\"\n\
+             \x20       yield 1\n",
+            &[],
+            Some("E"),
+            &["e.py, line 5: tool `f`: it has a `yield`, "],
+        ),
         ("import os\nos._exit(7)\n", &["f"], None, &["the process ended (exit status: 7)"]),
     ];
     for (text, tools, class, words) in cases {
@@ -71,6 +96,32 @@ fn what_cannot_be_used_is_refused_with_file_line_and_the_way_out() {
             assert!(error.contains(word), "{word}: {error}");
         }
     }
+}
+
+/// What its decorator makes of a generator is a value like others.
+#[test]
+fn a_generator_that_a_decorator_reads_to_its_end_is_a_tool() {
+    let text = r#"
+import functools
+
+
+def listed(function):
+    @functools.wraps(function)
+    def read():
+        return list(function())
+
+    return read
+
+
+@listed
+def f() -> list:
+    """Does."""
+    yield 1
+    yield 2
+"#;
+    let environments = Folder::with(text).start(&["f"], None).unwrap();
+    environments.opened(sample(1, 0), nothing()).unwrap();
+    assert_eq!(environments.said(sample(1, 0), "f", nothing()), "[1, 2]");
 }
 
 /// Python's JSON has these numbers, and JSON has not.

@@ -1,11 +1,12 @@
 //! Requests of one sample, in whatever form they come back.
 
 use harness::tiny_model::{CHARACTERS, ModelFolder, write_conversation_tokenizer};
-use rollout::{conversation::Limits, data::Tokenizer};
+use rollout::{commands::constraint::Grammar, conversation::Limits, data::Tokenizer};
 use serde_json::json;
 use shared::{ModelDir, PolicyVersion, PromptId, TokenLogprob};
 
 use super::*;
+use crate::request::grammar;
 
 const SEED: u64 = 7;
 
@@ -188,4 +189,24 @@ fn a_key_is_live_then_ended_and_a_reward_is_given_once() {
     bench.samples.close("key");
     assert!(matches!(bench.samples.find("key"), Known::Ended));
     assert_eq!(bench.sample.finish().reward, Some(0.5));
+}
+
+#[test]
+fn what_forces_an_answer_is_refused_by_the_name_of_its_field() {
+    let bench = Bench::new(200);
+    for (field, param) in [("tools", "tool_choice"), ("response_format", "response_format")] {
+        let grammar = Grammar::Json { schema: json!({}), compact: false };
+        let mut asked = Sampling {
+            params: SamplingParams::default(),
+            n: 1,
+            named: Vec::new(),
+            seed: None,
+            stop_token_ids: Vec::new(),
+            grammar: Some(grammar::Asked { field, grammar }),
+            constraint: None,
+        };
+        let error = bench.sample.adopt(&mut asked).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some(param));
+        assert!(error.message.contains(&format!("`{param}`")), "{}", error.message);
+    }
 }
