@@ -185,7 +185,7 @@ class GRPOTrainer:
         inputs = self._inputs / "evaluate"
         options = self._options(self.args._with(self._more), inputs)
         if eval_dataset is not None:
-            options["eval_dataset"] = _listed(_data.located("eval_dataset", eval_dataset, inputs))
+            options["eval_dataset"] = _data.located("eval_dataset", eval_dataset, inputs)
         if options.get("eval_dataset") is None:
             raise ValueError("Trainer: evaluation requires an eval_dataset: give one here or to the trainer")
         options["model"] = self._trained() or self.model
@@ -219,7 +219,10 @@ class GRPOTrainer:
         options = dict(translation.options, model=self.model, output_dir=self.args.output_dir)
         for argument, dataset in self._datasets.items():
             option = {"train_dataset": "dataset"}.get(argument, argument)
-            options[option] = _listed(_data.located(argument, dataset, inputs)) or options.get(option)
+            located = _data.located(argument, dataset, inputs)
+            # The option takes several paths, so a comma of a path that is a text would divide it.
+            is_path = option == "dataset" and isinstance(located, str) and os.path.exists(located)
+            options[option] = ([located] if is_path else located) or options.get(option)
         if self._template is not None:
             options["chat_template"] = _written(inputs / "chat_template.jinja", self._template)
         return options
@@ -279,11 +282,6 @@ class GRPOTrainer:
             f"push_to_hub: nothing is uploaded from here; `tandem push --model {folder} --repo OWNER/NAME` sends the "
             "model of the run with a model card, to a private repository unless it has --public"
         )
-
-
-def _listed(dataset: Union[None, str, list]) -> Union[None, str, list]:
-    """A file as a list of one, since a comma of a path that is a text would divide it."""
-    return [dataset] if isinstance(dataset, str) and os.path.exists(dataset) else dataset
 
 
 def _model(model: Any) -> str:
