@@ -190,8 +190,7 @@ impl Imported {
 }
 
 /// The heading of keys that `tandem train FILE` refuses.
-const REFUSED: &str =
-    "that change the training and are not taken over, for which a run of the file itself does not start";
+const REFUSED: &str = "refused by `tandem train`, because the training would be another without";
 
 /// Every key, and its fate.
 fn account(translation: &Translation, dialect: Dialect) -> String {
