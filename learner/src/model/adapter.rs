@@ -74,7 +74,7 @@ fn open(config: &AdapterConfig, model: &ModelDir, dir: &Path) -> Result<Adapter,
         return Err(LearnerError::content(
             dir,
             "was trained on other weights than those of `model`; bring those back, or begin a run in another \
-                       `output_dir`",
+             `output_dir`",
         ));
     }
     Ok(adapter)

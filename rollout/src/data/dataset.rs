@@ -400,11 +400,12 @@ impl Dataset {
     }
 }
 
-/// Steps that a chat template has taken for all prompts so far.
+/// Steps that a chat template may take for so many rows together.
 fn most_steps(rows: usize) -> u64 {
     STEPS + rows as u64 * STEPS_OF_ROW
 }
 
+/// Steps that a chat template has taken for all prompts so far.
 fn steps(tokenizer: &Tokenizer) -> u64 {
     tokenizer.template().map_or(0, ChatTemplate::steps)
 }

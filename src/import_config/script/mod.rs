@@ -55,6 +55,9 @@ const LORA: [(&str, &str); 13] = [
     ("alpha_pattern", "alpha_pattern"),
 ];
 
+/// PEFT's defaults, where they are not those of TRL's scripts.
+const LORA_DEFAULTS: [(&str, f64); 3] = [("r", 8.0), ("lora_alpha", 8.0), ("lora_dropout", 0.0)];
+
 /// Fields that say nothing about the adapter itself.
 const LORA_WITHOUT_EFFECT: [&str; 5] =
     ["task_type", "peft_type", "inference_mode", "base_model_name_or_path", "revision"];
@@ -190,14 +193,10 @@ impl Reading<'_> {
         }
         self.entries.push(Entry::new("use_peft", true));
         let fields = call.arguments(&[]);
-        // PEFT's own defaults, which are not those of TRL's scripts.
-        for (field, key, default) in [
-            ("r", "lora_r", Value::from(8)),
-            ("lora_alpha", "lora_alpha", Value::from(8)),
-            ("lora_dropout", "lora_dropout", Value::from(0.0)),
-        ] {
+        for (field, default) in LORA_DEFAULTS {
             if !fields.iter().any(|(name, _)| name == field) {
-                self.entries.push(Entry::new(key, default));
+                let (_, key) = LORA.iter().find(|(name, _)| *name == field).expect("a default is a field's");
+                self.entries.push(Entry::new(*key, default));
             }
         }
         for (name, value) in fields {

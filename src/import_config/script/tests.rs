@@ -365,3 +365,23 @@ fn a_script_that_does_not_train_once_is_refused_with_the_way_out() {
         assert!(message.contains(words), "{words}: {message}");
     }
 }
+
+/// `tandem_rl` names the fields of a configuration in memory itself, since no script of it is read.
+#[test]
+fn fields_of_adapters_have_the_names_that_the_python_package_gives_them() {
+    let package = include_str!("../../../xtask/src/dist/tandem_rl/_peft.py");
+    let table = |name: &str| package.split_once(&format!("\n{name} = ")).unwrap().1.split_once('}').unwrap().0;
+    let names = table("_NAMES");
+    assert_eq!(names.matches(": ").count(), super::LORA.len(), "{names}");
+    for (field, key) in super::LORA {
+        assert!(names.contains(&format!("\"{field}\": \"{key}\",")), "{field}");
+    }
+    for field in super::LORA_WITHOUT_EFFECT {
+        assert!(table("_OF_NO_MATTER").contains(&format!("\"{field}\",")), "{field}");
+    }
+    let defaults: serde_json::Value = serde_json::from_str(&format!("{}}}", table("_DEFAULTS"))).unwrap();
+    for (field, value) in super::LORA_DEFAULTS {
+        assert_eq!(defaults[field].as_f64(), Some(value), "{field}");
+    }
+    assert_eq!(defaults.as_object().unwrap().len(), super::LORA_DEFAULTS.len());
+}
