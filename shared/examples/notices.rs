@@ -15,7 +15,7 @@ A line has
 names it, as
 `subject`. A run that goes on from a checkpoint keeps the notices up to this checkpoint. \
 [not-learning.md](not-learning.md) leads from
-symptoms to remedies.
+symptoms to remedies. The last evaluation may end after the learner; then the launcher looks at it.
 
 ";
 

@@ -40,7 +40,7 @@ pub use files::run_dir::RunDir;
 pub use generation::{
     episode::{Episode, FinishReason, Segment, TokenLogprob, Why},
     group::{
-        Completion, Contrast, Dropped, EpisodeEnd, Exchange, Group, Logged, Note, Notes, Placed, Provenance,
+        Completion, Contrast, Dropped, EpisodeEnd, Exchange, Group, Logged, Messages, Note, Notes, Placed, Provenance,
         RewardOutcome, Scored, StepScore, weighted_sum,
     },
     ids::{GroupId, PolicyVersion, PromptId, Step},

@@ -1,5 +1,7 @@
 //! Texts that are no markup.
 
+use shared::metrics::Figure;
+
 /// A text within a line, without line breaks and without what Markdown or HTML would read as more than text.
 pub fn inline(text: &str) -> String {
     let mut plain = String::new();
@@ -37,9 +39,10 @@ pub fn block(language: &str, code: &str) -> String {
 
 /// A number with four digits behind the point, without zeros at its end.
 pub fn number(value: f64) -> String {
-    let text = format!("{value:.4}");
-    let text = text.trim_end_matches('0').trim_end_matches('.');
-    if text == "-0" { "0".to_owned() } else { text.to_owned() }
+    let text = format!("{:.4}", Figure(value));
+    let (digits, power) = text.split_at(text.find('e').unwrap_or(text.len()));
+    let digits = digits.trim_end_matches('0').trim_end_matches('.');
+    if digits == "-0" { "0".to_owned() } else { format!("{digits}{power}") }
 }
 
 /// A table. Rows have as many cells as the head, and cells are Markdown already.
@@ -69,6 +72,7 @@ mod tests {
         for (value, text) in [(0.5, "0.5"), (1.0, "1"), (0.123_456, "0.1235"), (-0.000_001, "0"), (123.0, "123")] {
             assert_eq!(number(value), text);
         }
+        assert_eq!([1e300, -2.5e10].map(number), ["1e300", "-2.5e10"], "and have no hundreds of digits");
     }
 
     #[test]

@@ -39,6 +39,31 @@ pub fn entries(commands: &[shell::Command], script: &Path) -> Result<Option<Vec<
     }
 }
 
+/// Refuses a script in which a command that trains is passed over because nothing sets a variable of a condition.
+///
+/// # Errors
+/// The variable, and the ways to give it a value.
+pub fn refuse_guesses(script: &shell::Script) -> Result<()> {
+    for shell::Guess { line, name, others } in &script.guesses {
+        let mut trains = others.iter().filter_map(Command::parse).filter(|one| one.is_of_trl() || one.has_overrides());
+        let Some(other) = trains.next() else { continue };
+        let is_argument = name.starts_with(|first: char| first.is_ascii_digit());
+        let way = if is_argument {
+            "put `set -- VALUE …` with the arguments of the script on its first line".to_owned()
+        } else {
+            format!(
+                "set it in the environment, as in `{name}=VALUE tandem import-config …` (`{name}=` for an empty one), \
+                 or give it a default, as in `${{{name}:-VALUE}}`"
+            )
+        };
+        bail!(
+            "line {line}: nothing sets `${name}`, which decides whether the command of line {} is read; {way}",
+            other.line
+        );
+    }
+    Ok(())
+}
+
 /// Refuses lines that are meant for the command above them but that the shell takes for commands of their own.
 fn lost(commands: &[shell::Command]) -> Result<()> {
     let begins = |command: &&shell::Command| command.words.first().is_some_and(|word| word.starts_with("--"));

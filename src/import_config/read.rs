@@ -1,7 +1,7 @@
 //! Reading a foreign configuration: YAML, JSON, a command of TRL or a list of Hydra overrides, as dotted keys with
 //! values.
 
-use std::{path::Path, rc::Rc};
+use std::{env, ffi::OsString, path::Path, rc::Rc};
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value};
@@ -112,11 +112,13 @@ fn commands(text: &str, path: &Path, mapped: Result<Vec<Entry>>) -> Result<Conte
         (Err(_), None) if is_script(text, path) => bail!(NOTHING),
         (Err(of_mapping), _) => Err(of_mapping),
     };
-    let script = match shell::read(text) {
+    let text_of = |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
+    let script = match shell::read(text, env::vars_os().filter_map(text_of)) {
         Ok(script) => script,
         Err(error) => return mapped(Some(error)),
     };
     foreign::refuse_commands(&script.commands)?;
+    command::refuse_guesses(&script)?;
     if let Some(entries) = command::entries(&script.commands, path)? {
         return Ok(Contents::new(entries, script.notes));
     }
@@ -335,6 +337,31 @@ mod tests {
         );
         let found: Vec<Entry> = found.into_iter().map(|entry| Entry { unset: None, ..entry }).collect();
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn a_script_that_trains_by_a_variable_which_nothing_sets_is_refused() {
+        let script = |condition: &str| {
+            format!(
+                "#!/bin/sh\nif {condition}; then\n  trl grpo --learning_rate 1e-5\nelse\n  trl grpo --learning_rate \
+                 1e-6\nfi\n"
+            )
+        };
+        let refusal = |condition: &str| of(&script(condition)).unwrap_err().to_string();
+        assert_eq!(
+            refusal("[ \"$UNSET_BY_ALL\" = 1 ]"),
+            "line 2: nothing sets `$UNSET_BY_ALL`, which decides whether the command of line 3 is read; set it in the \
+             environment, as in `UNSET_BY_ALL=VALUE tandem import-config …` (`UNSET_BY_ALL=` for an empty one), or \
+             give it a default, as in `${UNSET_BY_ALL:-VALUE}`"
+        );
+        assert!(refusal("[ \"$1\" = a ]").ends_with(
+            "put `set -- VALUE …` with the arguments of the script on its \
+                                                      first line"
+        ));
+        assert_eq!(of(&script("[ \"${UNSET_BY_ALL:-2}\" = 1 ]")).unwrap(), [entry("learning_rate", json!(1e-6))]);
+        let overrides = "if [ \"$UNSET_BY_ALL\" = 1 ]; then\npython3 -m verl.trainer.main_ppo a.b=1\nfi\n";
+        let overrides = of(&format!("{overrides}python3 -m verl.trainer.main_ppo a.b=2\n")).unwrap_err().to_string();
+        assert!(overrides.contains("decides whether the command of line 2 is read"), "{overrides}");
     }
 
     #[test]

@@ -1,8 +1,34 @@
-//! Shows the learner's notices, each one once.
+//! Shows the learner's notices, each one once, and adds those that come after its end.
 
-use std::{fs, os::unix::fs::MetadataExt, path::PathBuf};
+use std::{fs, io, os::unix::fs::MetadataExt, path::PathBuf};
 
-use shared::run::notices::{self, Notice};
+use shared::{
+    RunDir,
+    config::TrainConfig,
+    metrics,
+    run::{
+        best::{Selection, lost_evaluations},
+        notices::{self, Notice, NoticesFile},
+    },
+};
+
+/// Adds the notices of evaluations of which too much has failed to those of a run whose processes have ended. The
+/// learner has told of all but those that ended after it, such as that of the last version.
+///
+/// # Errors
+/// Any error of the file system.
+pub fn add_lost_evaluations(dir: &RunDir, config: &TrainConfig) -> io::Result<()> {
+    if !config.evaluates() {
+        return Ok(());
+    }
+    let selection = Selection::of(config).map_err(io::Error::other)?;
+    let lost = lost_evaluations(selection.as_ref(), &metrics::read(&dir.eval())?, u64::MAX);
+    if lost.is_empty() {
+        return Ok(());
+    }
+    let mut file = NoticesFile::open(&dir.notices(), u64::MAX)?;
+    lost.into_iter().try_for_each(|notice| file.add(notice).map(drop))
+}
 
 /// Follows `notices.jsonl`, which the learner writes anew with each notice.
 #[derive(Debug)]
@@ -41,9 +67,33 @@ impl Board {
 
 #[cfg(test)]
 mod tests {
-    use shared::run::notices::{NoticeKind, NoticesFile};
+    use shared::run::notices::NoticeKind;
 
     use super::*;
+
+    #[test]
+    fn an_evaluation_that_ended_after_the_learner_is_told_of_as_well() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = RunDir::new(root.path());
+        let config = TrainConfig { eval_steps: Some(2), ..TrainConfig::default() };
+        add_lost_evaluations(&dir, &config).unwrap();
+        let line = |step| format!("{{\"step\":{step},\"eval_prompts\":10,\"eval_failed_prompts\":9}}\n");
+        fs::write(dir.eval(), line(2) + &line(4)).unwrap();
+        let by_the_learner = lost_evaluations(None, &metrics::read(&dir.eval()).unwrap(), 2);
+        let mut file = NoticesFile::open(&dir.notices(), 0).unwrap();
+        by_the_learner.into_iter().for_each(|notice| assert!(file.add(notice).unwrap()));
+        let mut board = Board::new(dir.notices());
+        let without = TrainConfig { eval_steps: None, ..config.clone() };
+        add_lost_evaluations(&dir, &without).unwrap();
+        assert_eq!(board.news(), [], "its file of evaluations is of an earlier start");
+        for _ in 0..2 {
+            add_lost_evaluations(&dir, &config).unwrap();
+        }
+        let found = |notice: &Notice| (notice.kind, notice.step);
+        assert_eq!(board.news().iter().map(found).collect::<Vec<_>>(), [(NoticeKind::EvaluationLost, 4)]);
+        let all = notices::read(&dir.notices()).unwrap();
+        assert_eq!(all.iter().map(|notice| notice.step).collect::<Vec<_>>(), [2, 4]);
+    }
 
     #[test]
     fn each_notice_is_news_once_even_if_the_learner_falls_back_and_finds_it_again() {

@@ -23,6 +23,7 @@ use shared::{
     RunDir,
     config::{TrainConfig, layers},
     files::atomic,
+    metrics::Figure,
     run::resume,
 };
 use shared_bounds::{OneLine, read_text};
@@ -267,7 +268,8 @@ impl Sweep {
             (row.state, row.error) = (State::Failed, Some(OneLine(&format!("{error:#}")).to_string()));
         }
         let rewards = row.reward_first.zip(row.reward_last);
-        let rewards = rewards.map(|(first, last)| format!(", reward {first:.3} -> {last:.3}")).unwrap_or_default();
+        let rewards = rewards.map(|(first, last)| format!(", reward {:.3} -> {:.3}", Figure(first), Figure(last)));
+        let rewards = rewards.unwrap_or_default();
         let error = row.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
         output::tell(format_args!("{label}: {} after {} steps{rewards}{error}", row.state.words(), row.steps));
         let mut rows = rows.lock().expect("no thread has panicked");

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use serde::Serialize;
+use shared::metrics::Figure;
 use shared_statistics::{CONFIDENCE, Paired, holm, mean, paired};
 
 use super::{grid, grid::Setting, row::Row};
@@ -93,7 +94,7 @@ pub fn compare(settings: &[Setting], rows: &[Row], greater_is_better: bool) -> V
 
 /// Both tables as text; `figure` names the figure that is compared.
 pub fn text(settings: &[Setting], rows: &[Row], compared: &[Compared], figure: &str) -> String {
-    let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.4}"));
+    let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{:.4}", Figure(value)));
     let mut cells =
         vec![["run", "state", "steps", "reward, first", "reward, last", figure, "seconds"].map(str::to_owned)];
     for (setting, row) in settings.iter().zip(rows) {
@@ -119,8 +120,8 @@ pub fn text(settings: &[Setting], rows: &[Row], compared: &[Compared], figure: &
         for (at, group) in compared.iter().enumerate() {
             let (difference, interval, p_value, verdict) = match &group.difference {
                 Some(found) => (
-                    format!("{:+.4}", found.difference),
-                    format!("{:+.4} to {:+.4}", found.interval[0], found.interval[1]),
+                    format!("{:+.4}", Figure(found.difference)),
+                    format!("{:+.4} to {:+.4}", Figure(found.interval[0]), Figure(found.interval[1])),
                     format!("{:.3}", found.p_value),
                     found.verdict.to_owned(),
                 ),
@@ -219,5 +220,13 @@ mod tests {
         let found = compare(&settings, &rows, true);
         assert!(found.iter().all(|group| group.difference.is_none()));
         assert!(text(&settings, &rows, &found, "reward").contains("none below 3 seeds"));
+    }
+
+    #[test]
+    fn figures_of_extreme_size_leave_the_columns_narrow() {
+        let figures = ["0", "0.1"].map(|setting| ["1", "2", "3"].map(|seed| (setting, seed, 1e300)));
+        let (settings, rows) = sweep(&figures.concat());
+        let text = text(&settings, &rows, &compare(&settings, &rows, true), "reward");
+        assert!(text.contains("1.0000e300") && text.lines().all(|line| line.len() < 200), "{text}");
     }
 }

@@ -5,7 +5,7 @@ use std::{collections::VecDeque, fs, io, path::PathBuf};
 use shared::{
     RunDir,
     files::{atomic, journal},
-    metrics::{MetricRecord, STEP},
+    metrics::{Figure, MetricRecord, STEP},
 };
 
 use super::{
@@ -243,7 +243,7 @@ fn markdown(which: &str, sample: &Sample) -> String {
             shown.split(['\n', '\r', '\u{b}', '\u{c}', '\u{1c}', '\u{1d}', '\u{1e}', '\u{85}', '\u{2028}', '\u{2029}']);
         lines.map(|line| format!("    {line}\n")).collect::<String>().trim_end().to_owned() + more
     };
-    let reward = sample.reward.unwrap_or(f64::NAN);
+    let reward = Figure(sample.reward.unwrap_or(f64::NAN));
     format!(
         "{which} completion of the step: reward {reward:.4}, {} tokens. Prompt:\n\n{}\n\nCompletion:\n\n{}\n",
         sample.tokens,

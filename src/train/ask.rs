@@ -30,11 +30,24 @@ const POLL: Duration = Duration::from_millis(5);
 /// # Errors
 /// The command's own error, an answer that is none, or a signal.
 pub fn ask<T: DeserializeOwned>(words: &[impl AsRef<OsStr>], config: &TrainConfig, purpose: Option<&str>) -> Result<T> {
+    ask_program("rollout", words, config, purpose)
+}
+
+/// As [`ask`], for a command of another program.
+///
+/// # Errors
+/// As [`ask`].
+pub fn ask_program<T: DeserializeOwned>(
+    program: &str,
+    words: &[impl AsRef<OsStr>],
+    config: &TrainConfig,
+    purpose: Option<&str>,
+) -> Result<T> {
     signals::check()?;
-    let mut command = binaries::command(&binaries::find("rollout")?);
+    let mut command = binaries::command(&binaries::find(program)?);
     command.args(words).env(LOG_VARIABLE, "error").process_group(0);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().context("cannot start rollout")?;
+    let mut child = command.spawn().with_context(|| format!("cannot start {program}"))?;
     let mut stdin = child.stdin.take().expect("stdin is a pipe");
     let (stdout, stderr) = (read(child.stdout.take()), relay(child.stderr.take()));
     // A program that has ended says itself why.
@@ -42,7 +55,7 @@ pub fn ask<T: DeserializeOwned>(words: &[impl AsRef<OsStr>], config: &TrainConfi
     drop(stdin);
     let status = wait(&mut child, purpose)?;
     let (stdout, error) = (joined(stdout), joined(stderr));
-    let name = || format!("rollout {}", words[0].as_ref().display());
+    let name = || format!("{program} {}", words[0].as_ref().display());
     if !status.success() {
         bail!(error.unwrap_or_else(|| format!("{}: {}", name(), describe(status))));
     }

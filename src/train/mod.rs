@@ -49,7 +49,7 @@ use shared::{
 use crate::{
     doctor,
     programs::{Spec, binaries},
-    records::summary,
+    records::{notices::add_lost_evaluations, summary},
     report,
     report_to::Reporter,
     supervise::{self, Chaos, Limits, Outcome, Watch},
@@ -337,6 +337,11 @@ fn train_with(mut config: TrainConfig, chaos: Option<Chaos>) -> Result<Trained> 
         watch.say(&format!("warning: killed processes may have left shared memory behind: {error}"));
     }
     drop(versions);
+    if matches!(outcome, Ok(Outcome::Finished))
+        && let Err(error) = add_lost_evaluations(&dir, &config)
+    {
+        watch.say(&format!("warning: whether the last evaluation has failed is not told: {error}"));
+    }
     // Its last lines may say why it ended.
     watch.finish();
     reporter.into_iter().for_each(Reporter::finish);

@@ -1,6 +1,6 @@
 //! Completions that are printed while a run goes on.
 
-use shared::{RunDir, config::TrainConfig};
+use shared::{RunDir, config::TrainConfig, metrics::Figure};
 use shared_bounds::Shown;
 use unicode_width::UnicodeWidthChar;
 
@@ -78,7 +78,7 @@ fn block(step: u64, rank: usize, sample: &Sample, of: usize) -> String {
         rank if rank + 1 == of => "worst".to_owned(),
         rank => format!("number {}", rank + 1),
     };
-    let score = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.3}"));
+    let score = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{:.3}", Figure(value)));
     let functions: Vec<String> =
         sample.rewards.iter().map(|(name, value)| format!("{} {}", short(name), score(*value))).collect();
     let head = format!("step {step}, {which} of {of}: reward {} ({})", score(sample.reward), functions.join(", "));
@@ -140,6 +140,8 @@ mod tests {
         assert!(of(3).contains("number 3 of 5: reward 1.000"), "{}", of(3));
         assert_eq!(heads(99).len(), 5, "none is shown twice");
         assert_eq!(text(7, &[sample("c", None)], 3), None);
+        let extreme = text(7, &[sample("c", Some(1e300))], 1).unwrap();
+        assert!(extreme.starts_with("step 7, best of 1: reward 1.000e300 (length -, f 1.000e300)\n"), "{extreme}");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use shared::{
     RunDir,
     channel::{LearnerStatus, RunId},
     config::TrainConfig,
-    metrics::{self, MetricRecord},
+    metrics::{self, Figure, MetricRecord},
     process::{
         heartbeat::{Beat, Phase},
         pace::Pace,
@@ -327,7 +327,7 @@ fn evaluation_line(record: &MetricRecord) -> String {
         let value = record.get(metric);
         let scored = scored.as_deref().filter(|_| name == "accuracy");
         if value.is_some() || scored.is_some() {
-            let value = value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"));
+            let value = value.map_or_else(|| "-".to_owned(), |value| format!("{:.digits$}", Figure(value)));
             line += &format!("  {name} {value}{}", scored.unwrap_or_default());
         }
     }
@@ -360,10 +360,10 @@ fn figures(records: &[MetricRecord], overlaps: bool) -> Vec<String> {
     let mut push = |name: &str, value: Option<String>| parts.extend(value.map(|v| format!("{name} {v}")));
     let functions: Vec<String> = record
         .family(metrics::REWARDS_MEAN)
-        .filter_map(|(name, value)| Some(format!("{} {:.3}", short(name), value?)))
+        .filter_map(|(name, value)| Some(format!("{} {:.3}", short(name), Figure(value?))))
         .collect();
     let functions = if functions.len() > 1 { format!(" ({})", functions.join(", ")) } else { String::new() };
-    push("reward", record.get(metrics::REWARD).map(|v| format!("{v:.3}{functions}")));
+    push("reward", record.get(metrics::REWARD).map(|v| format!("{:.3}{functions}", Figure(v))));
     push("length", record.get(metrics::COMPLETIONS_MEAN_LENGTH).map(|v| format!("{v:.1}")));
     let failed = record.get(metrics::TOOLS_FAILURE_FREQUENCY).filter(|failed| *failed > 0.0);
     let failed = failed.map_or_else(String::new, |failed| format!(" ({:.0} % failed)", 100.0 * failed));
@@ -481,6 +481,14 @@ mod tests {
         let line = br#"{"step":1,"reward":1.5,"rewards/length/mean":0.5,"rewards/a.py:f/mean":1.0}"#;
         let text = figures(&[MetricRecord::from_line(line).unwrap()], false).join("  ");
         assert_eq!(text, "reward 1.500 (length 0.500, f 1.000)");
+    }
+
+    #[test]
+    fn rewards_of_extreme_size_do_not_fill_the_line() {
+        let line = br#"{"step":1,"reward":1e300,"rewards/a/mean":1e300,"rewards/b/mean":-2.5e12,"eval_reward":1e300}"#;
+        let record = MetricRecord::from_line(line).unwrap();
+        assert_eq!(evaluation_line(&record), "evaluation after step 1:  reward 1.000e300");
+        assert_eq!(figures(&[record], false).join("  "), "reward 1.000e300 (a 1.000e300, b -2.500e12)");
     }
 
     #[test]

@@ -39,13 +39,7 @@ pub struct WorkersFollower {
 impl WorkersFollower {
     /// Follows the workers of a run that samples with workers.
     pub fn of(config: &TrainConfig, dir: &RunDir) -> Option<Self> {
-        let mut join = workers::join(config.listen.as_deref()?);
-        if config.token_file.is_some() {
-            join += " --token-file FILE";
-        }
-        if config.tls_certificate.is_some() {
-            join += " --tls-ca FILE";
-        }
+        let join = workers::join(config)?;
         let (dropped, refusals) = (BTreeSet::new(), BTreeSet::new());
         Some(Self {
             dir: dir.clone(),

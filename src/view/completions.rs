@@ -58,6 +58,10 @@ impl Step {
     }
 }
 
+/// What a list leaves out of a completion: its group has it, or only an opened completion shows it.
+const LEFT_OUT: [&str; 10] =
+    ["step", "group", "position", "prompt_id", "prompt", "columns", "messages", "branch_messages", "owners", "opening"];
+
 /// The completions of a step, long texts cut; none where the run does not keep them.
 ///
 /// # Errors
@@ -80,7 +84,7 @@ pub fn of_step(dir: &RunDir, step: u64) -> io::Result<Option<Step>> {
             groups.len() - 1
         });
         // A list shows the completion as a text, and an opened one its messages.
-        for key in ["step", "group", "position", "prompt_id", "prompt", "columns", "messages", "owners", "opening"] {
+        for key in LEFT_OUT {
             row.shift_remove(key);
         }
         mark(&mut row, given_up);

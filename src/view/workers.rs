@@ -3,21 +3,19 @@
 use serde::Serialize;
 use shared::{RunDir, run::workers::WorkersTable};
 
-/// The coordinator's last table, with additions for readers.
+/// The coordinator's last table, with an addition for readers.
 #[derive(Debug, Serialize)]
 pub struct WorkersView {
     #[serde(flatten)]
     table: WorkersTable,
     /// Whether it still describes the present.
     current: bool,
-    /// The command that starts a worker.
-    join: String,
 }
 
 /// The workers of a run; none if the run has no such table.
 pub fn of(dir: &RunDir) -> Option<WorkersView> {
     let table = WorkersTable::read(dir)?;
-    Some(WorkersView { current: table.is_current(), join: table.join(), table })
+    Some(WorkersView { current: table.is_current(), table })
 }
 
 #[cfg(test)]
@@ -32,17 +30,13 @@ mod tests {
         let dir = RunDir::new(root.path());
         assert!(of(&dir).is_none());
         let row = WorkerRow { name: "node-1".into(), ..WorkerRow::default() };
-        let listen = "tls/0.0.0.0:7447".to_owned();
+        let join = "tandem worker --join tls/HOST:7447 --token-file FILE".to_owned();
         for (written, current) in [(now(), true), (now() - 60.0, false)] {
-            let table =
-                WorkersTable { written, listen: listen.clone(), workers: vec![row.clone()], ..Default::default() };
+            let table = WorkersTable { written, join: join.clone(), workers: vec![row.clone()], ..Default::default() };
             table.write(&dir).unwrap();
             let shown = serde_json::to_value(of(&dir)).unwrap();
             assert_eq!(shown["current"], current);
-            assert_eq!(
-                (&shown["workers"][0]["name"], &shown["join"]),
-                (&"node-1".into(), &"tandem worker --join tls/HOST:7447".into())
-            );
+            assert_eq!((&shown["workers"][0]["name"], &shown["join"]), (&"node-1".into(), &join.clone().into()));
         }
     }
 }

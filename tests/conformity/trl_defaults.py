@@ -1,9 +1,14 @@
-"""trl_1.16_defaults.json against the dataclass that TRL's GRPOConfig is, with what it inherits from transformers."""
+"""trl_1.16_defaults.json, and the defaults in `tandem_rl`, against the dataclass that TRL's GRPOConfig is, with what it
+inherits from transformers."""
 
 import dataclasses
+import sys
 
-from support import answer, golden
+from support import ROOT, answer, golden
 from trl import GRPOConfig
+
+sys.path.insert(0, str(ROOT / "xtask" / "src" / "dist"))
+from tandem_rl import _trl
 
 
 def default(field):
@@ -15,7 +20,7 @@ def default(field):
 
 
 if __name__ == "__main__":
-    stored = golden("trl_1.16_defaults.json")
+    stored = {**golden("trl_1.16_defaults.json"), **_trl.DEFAULTS}
     fields = {field.name: default(field) for field in dataclasses.fields(GRPOConfig)}
     other = [key for key, value in stored.items() if key not in fields or fields[key] != value]
     if other:

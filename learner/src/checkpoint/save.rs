@@ -15,16 +15,30 @@ use shared::{
 use super::{CRITIC_DIR, OPTIMIZER_FILE, REFERENCE_DIR, STATE_FILE, TrainerState};
 use crate::{error::LearnerError, model::Decoder, publish::Publisher, step::Trainer};
 
-/// Which checkpoints stay when a new one is there.
+/// Which checkpoints stay, when a new one is there and when another one is the best.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Retention {
     /// `save_total_limit`.
     pub limit: Option<u32>,
     /// The best one by the evaluations, which counts for the limit and stays beside the newest in any case.
     pub best: Option<u64>,
+    /// The one that the guard would go back to, which stays in any case.
+    pub healthy: Option<u64>,
 }
 
 impl Retention {
+    /// Removes the checkpoints of a run that do not stay.
+    ///
+    /// # Errors
+    /// Any error of the file system.
+    pub fn remove_surplus(self, run_dir: &RunDir) -> Result<(), LearnerError> {
+        let surplus = self.surplus(&run_dir.checkpoints()?);
+        for step in surplus.into_iter().filter(|step| self.healthy != Some(*step)) {
+            atomic::remove_dir(&run_dir.checkpoint(step))?;
+        }
+        Ok(())
+    }
+
     /// The oldest ones beyond the limit, of those that are there.
     fn surplus(self, steps: &[u64]) -> Vec<u64> {
         let Some(limit) = self.limit else { return Vec::new() };
@@ -39,8 +53,8 @@ impl Retention {
     }
 }
 
-/// Writes `checkpoint-N` for the state's step, with the version of that number, and removes those that do not stay, but
-/// for the one that the guard would go back to. `more` adds the files of others, when everything else is written.
+/// Writes `checkpoint-N` for the state's step, with the version of that number. `more` adds the files of others, when
+/// everything else is written.
 ///
 /// # Errors
 /// Any error of the file system; the checkpoint is then not there.
@@ -50,7 +64,6 @@ pub fn save(
     publisher: &Publisher,
     trainer: &Trainer,
     state: &TrainerState,
-    retention: Retention,
     more: impl FnOnce(&Path) -> Result<(), LearnerError>,
 ) -> Result<(), LearnerError> {
     atomic::write_dir(&run_dir.checkpoint(state.step), |dir| {
@@ -58,12 +71,7 @@ pub fn save(
         publisher.fill(dir, PolicyVersion(state.step), trainer.policy().model().weights())?;
         more(dir)?;
         Ok::<_, LearnerError>(checkpoints::seal(dir)?)
-    })?;
-    let surplus = retention.surplus(&run_dir.checkpoints()?);
-    for step in surplus.into_iter().filter(|step| state.guard.healthy != Some(*step)) {
-        atomic::remove_dir(&run_dir.checkpoint(step))?;
-    }
-    Ok(())
+    })
 }
 
 /// Makes `checkpoint-N` for the state's step from an earlier checkpoint. Models and optimisers are those of the earlier
@@ -148,7 +156,7 @@ mod tests {
 
     #[test]
     fn the_newest_checkpoints_stay_and_the_best_one_in_the_place_of_an_old_one() {
-        let gone = |limit, best, steps: &[u64]| Retention { limit, best }.surplus(steps);
+        let gone = |limit, best, steps: &[u64]| Retention { limit, best, healthy: None }.surplus(steps);
         assert!(gone(None, None, &[1, 2, 3]).is_empty());
         assert_eq!(gone(Some(2), None, &[1, 2, 3]), [1]);
         assert_eq!(gone(Some(0), None, &[1, 2, 3]), [1, 2], "the newest stays");
@@ -157,6 +165,21 @@ mod tests {
         assert_eq!(gone(Some(1), Some(2), &[1, 2, 3]), [1], "the best and the newest");
         assert_eq!(gone(Some(1), Some(3), &[1, 2, 3]), [1, 2], "the best is the newest");
         assert_eq!(gone(Some(2), Some(9), &[1, 2, 3]), [1], "the best is not there");
+    }
+
+    #[test]
+    fn a_checkpoint_that_was_the_best_goes_when_another_one_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let run_dir = RunDir::new(dir.path());
+        [2, 4, 6].into_iter().for_each(|step| fs::create_dir(run_dir.checkpoint(step)).unwrap());
+        let left = |best, healthy| {
+            Retention { limit: Some(1), best, healthy }.remove_surplus(&run_dir).unwrap();
+            run_dir.checkpoints().unwrap()
+        };
+        assert_eq!(left(Some(2), Some(4)), [2, 4, 6]);
+        assert_eq!(left(Some(2), Some(2)), [2, 6]);
+        assert_eq!(left(Some(6), Some(2)), [2, 6], "the guard would go back to it");
+        assert_eq!(left(Some(6), None), [6]);
     }
 
     #[test]

@@ -78,6 +78,8 @@ pub struct Args {
 pub fn run(args: &Args) -> anyhow::Result<()> {
     tell_warnings(cfg!(debug_assertions).then_some(UNOPTIMISED));
     let told = Torchrun::from_env()?.filter(|told| told.world_size > 1);
+    let is_alone = "--shard-optimizer has no effect: without torchrun's variables this is the only rank";
+    tell_warnings((args.shard_optimizer && told.is_none()).then_some(is_alone));
     let here = told.as_ref().map_or(RankHere::ALONE, |told| RankHere::Told(told.local_rank));
     let device = args.compute.open_of_rank(here)?;
     let options = args.training.load_options(device);

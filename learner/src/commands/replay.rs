@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use shared::{
     RunDir,
     config::{TrainConfig, layers},
-    metrics::{self, Metric, OPTIMISATION, POLICY},
+    metrics::{self, Figure, Metric, OPTIMISATION, POLICY},
 };
 
 use crate::{
@@ -114,7 +114,7 @@ fn figures(replayed: &Replayed) -> anyhow::Result<Value> {
 
 fn shown(value: &Value) -> String {
     match value {
-        Value::Number(number) => format!("{:.6}", number.as_f64().unwrap_or(f64::NAN)),
+        Value::Number(number) => format!("{:.6}", Figure(number.as_f64().unwrap_or(f64::NAN))),
         Value::String(text) => text.clone(),
         _ => "-".into(),
     }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use shared::{
     ModelDir,
+    metrics::Figure,
     run::memory_plan::{LearnerSizes, Workload},
 };
 use shared_hub::locate_model;
@@ -93,8 +94,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             "update {}/{}: loss {:.4}, grad norm {:.3}",
             progress.update,
             progress.updates,
-            progress.loss,
-            progress.grad_norm
+            Figure(progress.loss),
+            Figure(progress.grad_norm)
         );
     })?;
     tracing::info!("accuracy {:.3} before, {:.3} after", summary.accuracy_before, summary.accuracy_after);

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, bail, ensure};
 use shared::{
     config::{JsonTable, LrSchedulerType, TrainConfig},
+    metrics::Figure,
     run::memory_plan::Workload,
 };
 
@@ -126,8 +127,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         tracing::info!(
             "step {}/{steps}: loss {:.4}, grad norm {:.3}, {:.1} s",
             progress.update,
-            progress.loss,
-            progress.grad_norm,
+            Figure(progress.loss),
+            Figure(progress.grad_norm),
             progress.seconds
         );
     })?;

@@ -62,6 +62,9 @@ struct Conversation<'a> {
     /// Conversations of its agent beside the first one, where there are any.
     #[serde(skip_serializing_if = "is_none")]
     branches: usize,
+    /// The number of messages of each of these conversations, and of the first one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    branch_messages: Vec<usize>,
     /// What the environment gave for each turn, where it gave rewards by turn; null for a turn without one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     turn_rewards: Vec<Option<f64>>,
@@ -91,11 +94,14 @@ impl<'a> Conversation<'a> {
         }
         let by_turn = exchange.turn_rewards();
         let turns = if by_turn.is_empty() { 0 } else { episode.turns() };
+        let conversations = exchange.messages.of_conversations();
+        let branches = Some(&conversations).filter(|all| all.len() > 1);
         let of_turn = |turn: usize| by_turn.iter().find(|one| one.end as usize == turn).map(|one| one.score);
         Self {
             turn_rewards: (0..turns).map(of_turn).collect(),
             end_reward: of_turn(turns).filter(|_| turns > 0),
-            messages: exchange.messages.values(),
+            branch_messages: branches.into_iter().flatten().map(Vec::len).collect(),
+            messages: conversations.into_iter().flatten().collect(),
             opening: exchange.opening.as_deref(),
             owners,
             turns: episode.turns(),

@@ -1,10 +1,12 @@
-//! What the evaluations of a run mean for the learner, with `metric_for_best_model`: which checkpoint is the best one,
-//! and whether the run ends early.
+//! What the evaluations of a run mean for the learner: of which too much has failed, and, with
+//! `metric_for_best_model`, which checkpoint is the best one and whether the run ends early.
 //!
-//! The sampler evaluates a version and appends the result to `eval.jsonl`. After a step that is evaluated, the learner
-//! waits for that line before it collects the groups of the next step. So the version, the checkpoint of the step and
-//! the result belong together whatever `max_staleness` is, and a decision falls at the same step in every repetition.
-//! A synchronous sampler makes no group of the next step before it has evaluated, so the wait takes nothing there.
+//! The sampler evaluates a version and appends the result to `eval.jsonl`. With `metric_for_best_model`, the learner
+//! waits for that line after a step that is evaluated, before it collects the groups of the next step. So the version,
+//! the checkpoint of the step and the result belong together whatever `max_staleness` is, and a decision falls at the
+//! same step in every repetition. A synchronous sampler makes no group of the next step before it has evaluated, so the
+//! wait takes nothing there. Without that option nothing depends on a result, and the learner looks at each when it is
+//! there. The last one comes after its end, and the launcher looks at it.
 //!
 //! A learner that goes on from a checkpoint judges results up to its own step. There may be results of later versions,
 //! which were lost with an earlier process. With `max_staleness`, such a version has other weights when it is made
@@ -21,7 +23,7 @@ use shared::{
     files::atomic,
     metrics::{self, MetricRecord},
     run::{
-        best::{Best, Selection},
+        best::{self, Best, Selection},
         notices::Notice,
     },
 };
@@ -33,8 +35,8 @@ pub struct Evaluations<'a> {
     run_dir: &'a RunDir,
     /// None without `metric_for_best_model`.
     selection: Option<Selection>,
-    /// Steps between evaluations.
-    every: u64,
+    /// Steps between evaluations; none in a run that makes none.
+    every: Option<u64>,
     /// Whether a version that is made again after a restart has other weights.
     remakes_differ: bool,
     /// What `eval.jsonl` held when it was read last, without `lost`.
@@ -59,7 +61,7 @@ impl<'a> Evaluations<'a> {
         let mut opened = Self {
             run_dir,
             selection,
-            every: config.eval_steps.unwrap_or(u64::MAX),
+            every: config.eval_steps,
             remakes_differ: config.max_staleness > 0,
             records: Vec::new(),
             read_at: None,
@@ -68,7 +70,7 @@ impl<'a> Evaluations<'a> {
             // What an earlier start has recorded may be of other options.
             is_recorded: false,
         };
-        if opened.selection.is_some() {
+        if opened.every.is_some() {
             opened.read(step)?;
             opened.judge(step)?;
         }
@@ -85,13 +87,11 @@ impl<'a> Evaluations<'a> {
     /// # Errors
     /// A file that cannot be read.
     pub fn is_known(&mut self, step: u64, is_last: bool) -> Result<bool, LearnerError> {
-        if self.selection.is_none() {
-            return Ok(true);
-        }
+        let Some(every) = self.every else { return Ok(true) };
         // Also after a step that is not evaluated: what is there before the next version is made is not of that one.
         self.read(step)?;
-        let is_evaluated = step > 0 && (is_last || step.is_multiple_of(self.every));
-        Ok(!is_evaluated || self.has(step))
+        let is_evaluated = step > 0 && (is_last || step.is_multiple_of(every));
+        Ok(self.selection.is_none() || !is_evaluated || self.has(step))
     }
 
     fn has(&self, step: u64) -> bool {
@@ -153,10 +153,10 @@ impl<'a> Evaluations<'a> {
         self.selection.as_ref()?.stops(&self.records, step, total_steps)
     }
 
-    /// The notices of evaluations up to a step that are not counted, since too much of them has failed. All are named
-    /// each time: a result may come while a start has not yet made a step, and may tell nothing.
-    pub fn left_out(&self, step: u64) -> Vec<Notice> {
-        self.selection.as_ref().map_or_else(Vec::new, |selection| selection.left_out(&self.records, step))
+    /// The notices of evaluations up to a step of which too much has failed. All are named each time: a result may come
+    /// while a start has not yet made a step, and may tell nothing.
+    pub fn failed(&self, step: u64) -> Vec<Notice> {
+        best::lost_evaluations(self.selection.as_ref(), &self.records, step)
     }
 
     /// Makes the best checkpoint the run's model at its end, or the last one where no evaluation had a value.
@@ -303,8 +303,29 @@ mod tests {
         writeln!(file, "{line}").unwrap();
         let evaluations = Evaluations::open(&run, &config(), 4).unwrap();
         assert_eq!((evaluations.best(), evaluations.stops(4, 9)), (Some(2), None));
-        let steps = |step| evaluations.left_out(step).iter().map(|notice| notice.step).collect::<Vec<_>>();
+        let steps = |step| evaluations.failed(step).iter().map(|notice| notice.step).collect::<Vec<_>>();
         assert_eq!((steps(2), steps(4), steps(5)), (vec![], vec![4], vec![4]));
+    }
+
+    #[test]
+    fn without_a_metric_to_choose_by_an_evaluation_that_failed_is_told_of_and_none_is_waited_for() {
+        let (_dir, run) = run(4);
+        let without = TrainConfig { metric_for_best_model: None, early_stopping_patience: None, ..config() };
+        let mut evaluations = Evaluations::open(&run, &without, 0).unwrap();
+        assert!(evaluations.is_known(2, false).unwrap());
+        assert_eq!(evaluations.failed(2), []);
+        let line = r#"{"step":2,"eval_reward":1.0,"eval_prompts":200,"eval_failed_prompts":182}"#;
+        fs::write(run.eval(), format!("{line}\n")).unwrap();
+        assert!(evaluations.is_known(3, false).unwrap());
+        let again = Evaluations::open(&run, &without, 3).unwrap();
+        for evaluations in [evaluations, again] {
+            assert_eq!(evaluations.failed(3).iter().map(|notice| notice.step).collect::<Vec<_>>(), [2]);
+            assert_eq!((evaluations.best(), evaluations.stops(3, 9)), (None, None));
+        }
+        let no_evaluations = TrainConfig { eval_steps: None, ..without };
+        let mut evaluations = Evaluations::open(&run, &no_evaluations, 3).unwrap();
+        assert!(evaluations.is_known(4, true).unwrap());
+        assert_eq!(evaluations.failed(4), [], "the file is of an earlier start");
     }
 
     #[test]

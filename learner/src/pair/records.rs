@@ -6,7 +6,7 @@ use shared::{
     Completion, Exchange, LedgerGroup, ModelConfig, Placed, RunDir,
     config::TrainConfig,
     files::atomic,
-    metrics::{self, Metric, MetricRecord},
+    metrics::{self, Figure, Metric, MetricRecord},
     run::ledger::{LedgerEvent, LedgerLine, check_balance},
 };
 
@@ -223,7 +223,7 @@ fn callers<'c>(completions: impl Iterator<Item = &'c Completion>, line: &mut Met
 
 /// A step in a line of the log.
 fn log(line: &MetricRecord, state: &TrainerState) {
-    let shown = |metric: &'static Metric| line.get(metric).unwrap_or(f64::NAN);
+    let shown = |metric: &'static Metric| Figure(line.get(metric).unwrap_or(f64::NAN));
     tracing::info!(
         "step {}/{}: reward {:.4}, loss {:.5}, grad norm {:.4}, entropy {:.4}, mismatch kl {:.2e}, {:.2} s",
         state.step,
@@ -232,7 +232,7 @@ fn log(line: &MetricRecord, state: &TrainerState) {
         shown(metrics::LOSS),
         shown(metrics::GRAD_NORM),
         shown(metrics::ENTROPY),
-        shown(metrics::MISMATCH_KL),
+        shown(metrics::MISMATCH_KL).0,
         shown(metrics::STEP_TIME),
     );
 }

@@ -219,7 +219,6 @@ impl<'a> Run<'a> {
             self.state.guard.healthy = self.guard.state.healthy;
         }
         heartbeat::beat(Phase::Save);
-        let retention = Retention { limit: self.config.save_total_limit, best: self.evaluations.best() };
         // A synchronous run samples lost completions again as they were.
         let request = (self.config.max_staleness > 0).then(|| Request::make(self.run_dir, link)).transpose()?;
         self.records.sync()?;
@@ -230,7 +229,8 @@ impl<'a> Run<'a> {
         };
         self.trainer.ask_for_parts()?;
         let (publisher, trainer) = (self.versions.publisher(), self.trainer.first());
-        checkpoint::save(self.run_dir, &self.model, publisher, trainer, &self.state, retention, more)?;
+        checkpoint::save(self.run_dir, &self.model, publisher, trainer, &self.state, more)?;
+        self.remove_surplus()?;
         self.durable = Durable { step: self.state.step, in_flight };
         link.announce(|status| {
             status.durable_step = Step(self.durable.step);
@@ -239,6 +239,14 @@ impl<'a> Run<'a> {
         });
         tracing::info!("saved {}", self.run_dir.checkpoint(self.durable.step).display());
         Ok(())
+    }
+
+    /// Removes the checkpoints that do not stay: a new one takes the place of the oldest, and an evaluation may name
+    /// another one the best.
+    fn remove_surplus(&self) -> Result<(), LearnerError> {
+        let Self { config, run_dir, evaluations, guard, .. } = self;
+        Retention { limit: config.save_total_limit, best: evaluations.best(), healthy: guard.state.healthy }
+            .remove_surplus(run_dir)
     }
 
     /// Goes on with the weights of the last healthy checkpoint, or with those that the run began with, behind the step
@@ -262,8 +270,7 @@ impl<'a> Run<'a> {
             let first = first.map(|(path, _)| path);
             let (trainer, _) = checkpoint::open_trainer(config, &model, first.as_deref(), device)?;
             state.carried = trainer.carried().at(&state.carried);
-            let all = Retention::default();
-            checkpoint::save(run_dir, &model, versions.publisher(), &trainer, &state, all, |_| Ok(()))?;
+            checkpoint::save(run_dir, &model, versions.publisher(), &trainer, &state, |_| Ok(()))?;
         }
         let mut run = Self::open((run_dir, id), config, device, stop)?;
         // The sampler has lived on, so its counters have.
@@ -282,7 +289,8 @@ impl<'a> Run<'a> {
         // A start that has made no step leaves the run as it was.
         if self.records.journals.are_taken_over() {
             self.evaluations.record()?;
-            self.records.journals.tell(self.evaluations.left_out(step))?;
+            self.remove_surplus()?;
+            self.records.journals.tell(self.evaluations.failed(step))?;
         }
         if self.is_complete() {
             return Ok(true);
@@ -292,7 +300,8 @@ impl<'a> Run<'a> {
         Ok(true)
     }
 
-    /// Records the best checkpoint of a run that has ended, and makes it the run's model where that is asked for.
+    /// Records the best checkpoint of a run that has ended, and makes it the run's model where that is asked for. As
+    /// many others stay as the options say.
     ///
     /// # Errors
     /// Any error of the file system.
@@ -302,7 +311,8 @@ impl<'a> Run<'a> {
         if self.config.load_best_model_at_end {
             self.evaluations.link_model(self.state.step);
         }
-        Ok(())
+        // The link of an earlier end may have led to one of these.
+        self.remove_surplus()
     }
 
     /// Puts into the ledger what is in flight when the run ends.

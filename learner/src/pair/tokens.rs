@@ -43,6 +43,7 @@ pub fn text(batch: &StepBatch<'_>, inputs: &StepInputs, notes: &TokenNotes) -> i
             sample: row.completion.sample,
             tokens: episode.token_ids().to_vec(),
             owner: if episode.given() == 0 { Vec::new() } else { episode.owner_mask().map(u8::from).collect() },
+            branches: episode.paths().skip(1).map(|path| path.start as u32).collect(),
             versions: episode.versions().map(|(first, version)| (first, version.0)).collect(),
             sampler: among_given(episode, episode.logprobs().map(TokenLogprob::sampling_logprob).collect()),
             learner: float(&inputs.old_logprobs[index]),

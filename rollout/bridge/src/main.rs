@@ -73,6 +73,7 @@ async fn run(server: Server) -> anyhow::Result<()> {
         Server::Mcp { server } => {
             let server = Mcp::meet(&server.join(" ")).await?;
             eprintln!("the server of MCP speaks revision {}", server.revision());
+            server.remarks().iter().for_each(|remark| eprintln!("{remark}"));
             let first = greeting(false, server.tools());
             bridge(server, first).await?;
         }

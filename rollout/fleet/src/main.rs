@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use rollout::commands::{end, run};
 use rollout_fleet::{
-    commands::{reach, worker},
+    commands::{check, reach, worker},
     coordinator::FleetFactory,
 };
 use rollout_rewards::contain;
@@ -28,6 +28,9 @@ struct Cli {
 enum Command {
     /// The sampling half of a run with workers (started by `tandem train`).
     Run(run::Args),
+    /// What the coordinator of a run would be refused for (asked by `tandem train --dry-run`).
+    #[command(hide = true)]
+    Check(check::Args),
     /// Sample for a run on another host.
     ///
     /// The run is one of `tandem train` with `listen`. A worker needs nothing of it but the address: model, weights and
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
     init_logging("info", refused);
     end(match command {
         Command::Run(args) => run::run(&args, &FleetFactory),
+        Command::Check(args) => check::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Worker(args) => worker::run(&args),
         Command::Reach(args) => reach::run(&args),
     })

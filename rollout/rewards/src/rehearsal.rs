@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use shared::{FinishReason, RewardOutcome};
+use shared::{FinishReason, RewardOutcome, metrics::Figure};
 
 use crate::{RewardCompletion, RewardFunction, RewardInput, pool::checked, rules::tags};
 
@@ -241,8 +241,9 @@ fn judge(found: &mut Rehearsed, observed: &[Observed], function: &RewardFunction
             found.warnings.push(format!("has no score for any of {all} sample completions{included}"));
         }
         Some((low, high)) if low == high => found.warnings.push(format!(
-            "gives {low} to each of {} sample completions{included}; where all completions of a prompt get the same, \
+            "gives {} to each of {} sample completions{included}; where all completions of a prompt get the same, \
              nothing is learned",
+            Figure(low),
             all - found.failed - found.abstained
         )),
         _ => {}

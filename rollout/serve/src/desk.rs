@@ -352,6 +352,11 @@ impl Desk {
         }
     }
 
+    fn measure<G: Generate + ?Sized>(&self, generator: &G) {
+        self.metrics.running.store(generator.running(), Relaxed);
+        self.metrics.waiting.store(generator.waiting(), Relaxed);
+    }
+
     fn hand_on(&mut self, output: Output) {
         let (tag, event, ends) = match output {
             Output::Token { tag, sample, id, logprob, top } => (tag, Event::Token { sample, id, logprob, top }, false),
@@ -399,12 +404,13 @@ impl<G: Serve + ?Sized> Work<G> for Desk {
             return Ok(Next::End(()));
         }
         self.score(generator);
-        self.metrics.running.store(generator.running(), Relaxed);
-        self.metrics.waiting.store(generator.waiting(), Relaxed);
+        self.measure(generator);
         Ok(if generator.is_idle() { Next::Idle } else { Next::Advance })
     }
 
-    fn take(&mut self, _: &mut G, outputs: Vec<Output>, _: Instant) -> anyhow::Result<()> {
+    fn take(&mut self, generator: &mut G, outputs: Vec<Output>, _: Instant) -> anyhow::Result<()> {
+        // Before anybody has an answer, after which the figures are those of the others.
+        self.measure(generator);
         outputs.into_iter().for_each(|output| self.hand_on(output));
         Ok(())
     }

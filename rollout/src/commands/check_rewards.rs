@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use shared::{
     ModelDir,
     config::{RewardHost, TrainConfig, layers, rewards::short_name},
+    metrics::Figure,
     process::{command_line::tell_warnings, pace::Waiting},
     tell,
 };
@@ -251,7 +252,7 @@ impl Checked {
             cells[0] = name;
             return cells;
         };
-        let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.3}"));
+        let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{:.3}", Figure(value)));
         [
             name,
             found.samples.to_string(),

@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, ensure};
 use exporters::Checkpoint;
 use serde::Serialize;
-use shared::{RunDir, SamplingParams, Scored, files::atomic};
+use shared::{RunDir, SamplingParams, Scored, files::atomic, metrics::Figure};
 
 use super::{
     complete::{GenerationFlags, Task},
@@ -184,6 +184,7 @@ pub(super) fn sentence(name: &str, second: &str, difference: &Difference) -> Str
         Verdict::Worse => (format!("{second} is worse"), "more than chance"),
         Verdict::NoDifference => ("no difference".to_owned(), "no more than chance"),
     };
+    let [a, b, by, low, high] = [a, b, by, low, high].map(|figure| Figure(*figure));
     let p = if *p_value < 0.001 { "p < 0.001".to_owned() } else { format!("p = {p_value:.3}") };
     format!(
         "{name}: {words}: {a:.4} -> {b:.4}, by {by:+.4} (95 % interval {low:+.4} to {high:+.4}, {p}) over {prompts} \

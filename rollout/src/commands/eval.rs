@@ -9,7 +9,7 @@ use shared::{
     SamplingParams,
     config::{RewardFailure, TrainConfig},
     files::atomic,
-    metrics,
+    metrics::{self, Figure},
 };
 
 use super::{
@@ -180,11 +180,11 @@ fn table(values: &Map<String, Value>) -> String {
     let interval = |key: &str| {
         let (name, k) = key.split_once('@')?;
         let [low, high] = ENDS.map(|end| values.get(&format!("{name}{end}{k}")).and_then(Value::as_f64));
-        Some(format!("  95 % interval {:.4} to {:.4}", low?, high?))
+        Some(format!("  95 % interval {:.4} to {:.4}", Figure(low?), Figure(high?)))
     };
     let line = |(key, value): (&String, &Value)| match value.as_f64() {
         Some(number) if value.is_f64() => {
-            format!("{key:width$}  {number:.4}{}\n", interval(key).unwrap_or_default())
+            format!("{key:width$}  {:.4}{}\n", Figure(number), interval(key).unwrap_or_default())
         }
         Some(_) => format!("{key:width$}  {value}\n"),
         None => format!("{key:width$}  -\n"),
@@ -200,7 +200,7 @@ mod tests {
     fn the_table_is_aligned() {
         let values = serde_json::json!({
             "pass@2": 0.5, "pass_ci95_low@2": 0.25, "pass_ci95_high@2": 0.75, "eval_prompts": 3, "eval_reward": null,
-            "eval_seconds": 2.0
+            "eval_seconds": 2.0, "eval_high": 1e300
         });
         let table = table(values.as_object().unwrap());
         let lines: std::collections::BTreeSet<&str> = table.lines().collect();
@@ -208,6 +208,7 @@ mod tests {
             lines,
             [
                 "pass@2        0.5000  95 % interval 0.2500 to 0.7500",
+                "eval_high     1.0000e300",
                 "eval_prompts  3",
                 "eval_reward   -",
                 "eval_seconds  2.0000"

@@ -12,6 +12,7 @@ use shared::{
     LedgerGroup, LedgerState, ModelDir, RunDir,
     config::layers,
     files::journal::{self, Entry},
+    metrics::Figure,
     run::ledger::{LedgerEvent, LedgerLine, TokenRecord, states_now},
 };
 use shared_bounds::OneLine;
@@ -265,12 +266,6 @@ fn completion(text: &mut String, row: &Map<String, Value>) {
             let _ = writeln!(text, "{title}: {}", OneLine(&column));
         }
     }
-    let said = |text: &mut String, title: &str, words: &str| {
-        let _ = writeln!(text, "\n{title}:");
-        for line in words.lines() {
-            let _ = writeln!(text, "  {}", OneLine(line));
-        }
-    };
     let words = |key: &str| row.get(key).and_then(Value::as_str);
     said(text, "prompt", words("prompt").unwrap_or_default());
     let Some(messages) = row.get("messages").and_then(Value::as_array) else {
@@ -279,16 +274,44 @@ fn completion(text: &mut String, row: &Map<String, Value>) {
     if let Some(opening) = words("opening") {
         said(text, "environment, at the end of the prompt", opening);
     }
-    let mut earned = row.get("turn_rewards").and_then(Value::as_array).into_iter().flatten();
+    let lengths: Vec<u64> = list(row, "branch_messages").filter_map(Value::as_u64).collect();
+    if let Some(others) = row.get("branches").filter(|_| lengths.is_empty()) {
+        let _ = writeln!(text, "\nbranches beside the first: {others}; where each begins is not recorded");
+    }
+    let (mut rest, mut earned) = (messages.as_slice(), list(row, "turn_rewards"));
+    for (index, length) in lengths.iter().enumerate() {
+        let (own, others) = rest.split_at(rest.len().min(*length as usize));
+        let (branch, of, reward) = (index + 1, lengths.len(), shown("reward"));
+        let _ = writeln!(text, "\nbranch {branch} of {of}, with the reward {reward} that all of them share");
+        conversation(text, own, &mut earned);
+        rest = others;
+    }
+    conversation(text, rest, &mut earned);
+    if let Some(reward) = row.get("end_reward") {
+        let _ = writeln!(text, "\nreward at the end: {reward}");
+    }
+    let _ = writeln!(text, "\n{}", end_of(row));
+}
+
+/// The values of a list.
+fn list<'a>(row: &'a Map<String, Value>, key: &str) -> impl Iterator<Item = &'a Value> {
+    row.get(key).and_then(Value::as_array).into_iter().flatten()
+}
+
+fn said(text: &mut String, title: &str, words: &str) {
+    let _ = writeln!(text, "\n{title}:");
+    for line in words.lines() {
+        let _ = writeln!(text, "  {}", OneLine(line));
+    }
+}
+
+/// The messages of a conversation; the policy's own have the next rewards of those that turns `earned`.
+fn conversation<'a>(text: &mut String, messages: &[Value], earned: &mut impl Iterator<Item = &'a Value>) {
     for message in messages {
         let of_turn = (message["role"] == "assistant").then(|| earned.next()).flatten().filter(|one| !one.is_null());
         let reward = of_turn.map(|reward| format!(", reward {reward}")).unwrap_or_default();
         said(text, &format!("{}{reward}", speaker(message)), &words_of(message));
     }
-    if let Some(reward) = row.get("end_reward") {
-        let _ = writeln!(text, "\nreward at the end: {reward}");
-    }
-    let _ = writeln!(text, "\n{}", end_of(row));
 }
 
 /// Who has written a message.
@@ -341,7 +364,11 @@ fn tokens(text: &mut String, record: &TokenRecord, tokenizer: Option<&Tokenizer>
     text.push_str(
         "\n    #  token               sampler    learner  difference  entropy  advantage   weight  what the loss did\n",
     );
+    let begins = |at: usize| record.branches.iter().position(|first| *first as usize == at).map(|index| index + 2);
     for (at, &token) in record.tokens.iter().enumerate() {
+        if let Some(branch) = begins(at).or((at == 0 && !record.branches.is_empty()).then_some(1)) {
+            let _ = writeln!(text, "branch {branch} of {}", record.branches.len() + 1);
+        }
         let shown = match tokenizer.map(|tokenizer| piece(tokenizer, token)) {
             Some(piece) => format!("{token} {}", OneLine(format!("{piece:?}"))),
             None => token.to_string(),
@@ -351,6 +378,7 @@ fn tokens(text: &mut String, record: &TokenRecord, tokenizer: Option<&Tokenizer>
             continue;
         }
         let of = |values: &[f32]| values.get(at).copied().unwrap_or(f32::NAN);
+        let figure = |value: f32| Figure(value.into());
         let (sampler, learner) = (of(&record.sampler), of(&record.learner));
         let weight = if record.weights.len() == 1 { record.weights[0] } else { of(&record.weights) };
         let marks: Vec<&str> = record
@@ -362,10 +390,11 @@ fn tokens(text: &mut String, record: &TokenRecord, tokenizer: Option<&Tokenizer>
         let done = what_the_loss_did(state, of(&record.advantages), weight, &marks);
         let _ = writeln!(
             text,
-            "{at:>5}  {shown:<18} {sampler:>8.4}  {learner:>9.4}  {:>10.1e}  {:>7.3}  {:>9.4}  {weight:>7.4}  {done}",
+            "{at:>5}  {shown:<18} {sampler:>8.4}  {learner:>9.4}  {:>10.1e}  {:>7.3}  {:>9.4}  {:>7.4}  {done}",
             learner - sampler,
             of(&record.entropy),
-            of(&record.advantages),
+            figure(of(&record.advantages)),
+            figure(weight),
         );
     }
 }
@@ -449,6 +478,31 @@ mod tests {
     }
 
     #[test]
+    fn each_branch_of_an_agent_is_shown_on_its_own_with_the_reward_of_all() {
+        let message = |role: &str, content: &str| serde_json::json!({ "role": role, "content": content });
+        let mut row = serde_json::json!({
+            "prompt": "2+3?", "completion": "all in one", "reward": 0.5, "branches": 1, "branch_messages": [1, 2],
+            "messages": [message("assistant", "5"), message("user", "Plan."), message("assistant", "Add.")],
+            "turns": 2, "calls": 0, "failed_calls": 0, "end": "stop",
+        });
+        let explained = |row: &Value| {
+            let mut text = String::new();
+            completion(&mut text, row.as_object().unwrap());
+            text.split_once("2+3?\n\n").unwrap().1.to_owned()
+        };
+        let messages = ["policy:\n  5\n\n", "user:\n  Plan.\n\npolicy:\n  Add.\n\n", "conversation: 2 turns"];
+        let shared = "with the reward 0.5 that all of them share\n\n";
+        let expected =
+            format!("branch 1 of 2, {shared}{}branch 2 of 2, {shared}{}{}", messages[0], messages[1], messages[2]);
+        assert!(explained(&row).starts_with(&expected), "{}", explained(&row));
+        // A run of an earlier version.
+        row.as_object_mut().unwrap().remove("branch_messages");
+        let expected =
+            format!("branches beside the first: 1; where each begins is not recorded\n\n{}", messages.concat());
+        assert!(explained(&row).starts_with(&expected), "{}", explained(&row));
+    }
+
+    #[test]
     fn what_outlived_a_crash_is_said() {
         let group = LedgerGroup {
             step: 4,
@@ -479,6 +533,7 @@ mod tests {
             sample: 0,
             tokens: vec![5, 6, 7],
             owner: vec![1, 0, 1],
+            branches: Vec::new(),
             versions: vec![(0, 3), (2, 4)],
             sampler: vec![-1.5, f32::NAN, -0.5],
             learner: vec![-1.5, f32::NAN, -0.5],
@@ -496,6 +551,11 @@ mod tests {
         let lines = shown(&record);
         assert_eq!(lines[1], "    1  6                  given to the policy, not sampled");
         assert!(lines[0].contains("-1.5000") && lines[2].ends_with("pushed up"), "{lines:?}");
+        let extreme = shown(&TokenRecord { advantages: vec![1e30; 3], weights: vec![1e30], ..record.clone() });
+        assert!(extreme[0].contains("  1.0000e30  1.0000e30  pushed up"), "{extreme:?}");
+        let branched = shown(&TokenRecord { branches: vec![1], ..record.clone() });
+        assert_eq!((branched[0].as_str(), branched[2].as_str()), ("branch 1 of 2", "branch 2 of 2"));
+        assert_eq!([&branched[1], &branched[3], &branched[4]], [&lines[0], &lines[1], &lines[2]]);
         let all_sampled = shown(&TokenRecord { owner: Vec::new(), ..record });
         assert!(all_sampled.iter().all(|line| !line.contains("given")) && all_sampled[2] == lines[2]);
     }

@@ -4,7 +4,7 @@ use std::{fmt::Display, path::PathBuf};
 
 use exporters::{Checkpoint, ExportOptions, refuse_unsupported};
 use rollout_environments::StartError;
-use rollout_rewards::RewardFunction;
+use rollout_rewards::{RewardFunction, program::Containment};
 use shared::{
     ModelDir,
     config::{RewardHost, TrainConfig},
@@ -29,6 +29,9 @@ pub fn problems(config: &TrainConfig) -> Vec<String> {
     let registry = reward::registry().on(RewardHost { processes: 1, ..config.reward_host() });
     let functions = config.reward_funcs.iter().map(|spec| found.take("reward_funcs", registry.function(spec)));
     let functions: Vec<RewardFunction> = functions.collect::<Vec<_>>().into_iter().flatten().collect();
+    if config.agent.is_some() && config.verifiers().is_none() {
+        found.take("agent", Containment::of(&config.reward_host()));
+    }
     let Ok(model) = ModelDir::open(&config.model) else { return found.0 };
     found.take("model", Checkpoint::open(&model));
     found.take("model", refuse_unsupported(model.config(), &ExportOptions::default()));
@@ -91,5 +94,21 @@ impl Problems {
     /// The value of a check. If the check failed, its error is kept, with the option that it is about.
     fn take<T, E: Display>(&mut self, key: &str, result: Result<T, E>) -> Option<T> {
         result.map_err(|problem| self.0.push(format!("`{key}`: {problem:#}"))).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_an_agent_may_write_to_is_looked_for() {
+        let with = |agent: &str| {
+            let writable = Some("/nowhere/at/all".into());
+            problems(&TrainConfig { agent: Some(agent.into()), reward_writable: writable, ..TrainConfig::default() })
+        };
+        let found = with("python3 my_agent.py");
+        assert!(found.len() == 1 && found[0].starts_with("`agent`: `reward_writable`: /nowhere/at/all: "), "{found:?}");
+        assert_eq!(with("verifiers:tcp://127.0.0.1:5000"), [""; 0]);
     }
 }

@@ -8,7 +8,7 @@ use std::{
 use anyhow::Context;
 use shared::{
     PolicyVersion, RunDir, Scored,
-    metrics::{self, Metric, MetricRecord, MetricsFile},
+    metrics::{self, Figure, Metric, MetricRecord, MetricsFile},
 };
 
 use crate::{
@@ -137,7 +137,7 @@ impl Evaluation {
         }
         self.file.append(&record).and_then(|()| self.file.sync()).context("eval.jsonl")?;
         self.last = Some(round.version.0);
-        let shown = |metric: &'static Metric| record.get(metric).unwrap_or(f64::NAN);
+        let shown = |metric: &'static Metric| Figure(record.get(metric).unwrap_or(f64::NAN));
         tracing::info!(
             "evaluation of v{}: reward {:.4}, accuracy {:.4}",
             round.version,

@@ -7,7 +7,7 @@ use std::{
 
 use rollout_environments::{Failure, Rating, Step};
 use rollout_rewards::RewardCompletion;
-use shared::{Episode, EpisodeEnd, Exchange, FinishReason, Logged, PolicyVersion, RewardOutcome, StepScore};
+use shared::{Episode, EpisodeEnd, Exchange, FinishReason, Logged, Messages, PolicyVersion, RewardOutcome, StepScore};
 
 use crate::{assembly::own_text, conversation::Conversation, data::Tokenizer, engine::State, generate::Conversed};
 
@@ -207,18 +207,17 @@ pub fn conversed(
     let shared = prompt_ids.as_ref().map_or(0, |ids| ids.len());
     let (mut paths, mut messages) = (Vec::new(), Vec::new());
     for (number, conversation) in conversations.into_iter().enumerate() {
-        if number > 0 {
-            messages.extend_from_slice(conversation.prompt());
-        }
+        let before = if number > 0 { conversation.prompt().to_vec() } else { Vec::new() };
         let prompt = conversation.prompt_ids().clone();
         let (episode, said, _) = conversation.into_parts();
-        messages.extend(said);
+        messages.push([before, said].concat());
         if episode.sampled_spans().next().is_some() {
             paths.push(episode.behind(&prompt[shared..]));
         }
     }
     let episode = if paths.is_empty() { nothing() } else { Episode::of_paths(paths) };
-    let (exchange, rewards) = (fill(Exchange::new(&messages, end)), Vec::new());
+    let exchange = fill(Exchange { messages: Messages::of_each(&messages), ..Exchange::new(&[], end) });
+    let rewards = Vec::new();
     Conversed { tag, sample, prompt_ids, episode, exchange, rewards, logged: Logged::default(), is_drawn_again: false }
 }
 

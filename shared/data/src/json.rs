@@ -6,8 +6,9 @@ use std::{
 };
 
 use rayon::prelude::*;
-use serde::de::{DeserializeSeed, Error as _, IgnoredAny, SeqAccess, Visitor};
+use serde::de::{DeserializeOwned, DeserializeSeed, Error as _, IgnoredAny, SeqAccess, Visitor};
 use serde_json::Value;
+use shared_bounds::KeysOnce;
 
 use crate::{
     DataError, Row, Values,
@@ -107,8 +108,8 @@ fn parse_row(line: &[u8]) -> Result<Values, String> {
     if line.len() > MOST_LINE {
         return Err(too_long());
     }
-    match parse(line) {
-        Ok(Value::Object(row)) => Ok(row),
+    match parse_as(line, is_large) {
+        Ok(KeysOnce(Value::Object(row))) => Ok(row),
         Ok(_) => Err("is no JSON object".into()),
         // Each line is parsed on its own, so the parser's line number is always 1 and misleads.
         Err(error) => Err(wording::of_json(line, &error, &format!("column {}", error.column()))),
@@ -122,7 +123,12 @@ pub fn too_long() -> String {
 
 /// A value of JSON. Whole numbers that 64 bits do not hold become their texts: as numbers they would lose digits.
 pub fn parse(text: &[u8]) -> serde_json::Result<Value> {
-    match with_large_numbers_quoted(text, is_large) {
+    parse_as(text, is_large)
+}
+
+/// A value of JSON, in which numbers for which `is_meant` holds become their texts.
+fn parse_as<T: DeserializeOwned>(text: &[u8], is_meant: impl Fn(&str) -> bool) -> serde_json::Result<T> {
+    match with_large_numbers_quoted(text, is_meant) {
         Some(quoted) => serde_json::from_slice(&quoted).map_err(|error| error_in(text, error)),
         None => serde_json::from_slice(text),
     }
@@ -131,16 +137,15 @@ pub fn parse(text: &[u8]) -> serde_json::Result<Value> {
 /// The error of a text that was parsed with quotation marks around some numbers, with the place in the text without
 /// them.
 fn error_in(text: &[u8], of_quoted: serde_json::Error) -> serde_json::Error {
-    serde_json::from_slice::<IgnoredAny>(text).err().unwrap_or(of_quoted)
+    let of_syntax = serde_json::from_slice::<IgnoredAny>(text).err();
+    let of_keys = || serde_json::from_slice::<KeysOnce>(text).err().filter(|_| of_quoted.is_data());
+    of_syntax.or_else(of_keys).unwrap_or(of_quoted)
 }
 
 /// As [`parse`], for numbers that a program has written with all their digits: fractions keep them as well.
 pub fn parse_decimals(text: &[u8]) -> serde_json::Result<Value> {
     let is_long = |word: &str| is_large(word) || digits(word) > MOST_DIGITS && word.parse::<f64>().is_ok();
-    match with_large_numbers_quoted(text, is_long) {
-        Some(quoted) => serde_json::from_slice(&quoted).map_err(|error| error_in(text, error)),
-        None => serde_json::from_slice(text),
-    }
+    parse_as(text, is_long)
 }
 
 /// Digits that tell any two 64-bit floats apart.
@@ -183,7 +188,7 @@ fn with_large_numbers_quoted(text: &[u8], is_meant: impl Fn(&str) -> bool) -> Op
 /// Whether a file is one object over several lines, of which `block` is the beginning.
 fn is_one_object(mut block: Vec<u8>, rest: &mut dyn BufRead) -> bool {
     let read = rest.take(MOST_LINE as u64).read_to_end(&mut block);
-    read.is_ok() && block.len() <= MOST_LINE && matches!(serde_json::from_slice(&block), Ok(Value::Object(_)))
+    read.is_ok() && block.len() <= MOST_LINE && matches!(serde_json::from_slice(&block), Ok(KeysOnce(Value::Object(_))))
 }
 
 fn one_object(path: &Path) -> DataError {
@@ -244,7 +249,7 @@ impl<'de> Visitor<'de> for Items<'_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
         let place = numbered(self.path, "row");
         let mut rows = Vec::new();
-        while let Some(item) = items.next_element::<Value>()? {
+        while let Some(KeysOnce(item)) = items.next_element()? {
             let place = place(rows.len() + 1);
             let row = match item {
                 Value::Object(values) => self.meter.add(memory::of_row(&values)).map(|()| Row { values, place }),
@@ -343,6 +348,20 @@ mod tests {
         assert!(found.starts_with("a.json: holds Infinity (line 2, column 7), which JSON does not have"), "{found}");
         let found = error_of("a.jsonl", b"{\"a\": \"\xe9\"}");
         assert!(found.starts_with("a.jsonl, line 1: is no UTF-8 text; save the file as UTF-8"), "{found}");
+    }
+
+    #[test]
+    fn a_key_that_a_row_gives_twice_is_named_with_its_place() {
+        for (name, text, error) in [
+            ("a.jsonl", "{}\n{\"a\": 1, \"b\": 2, \"a\": 3}\n", ", line 2: the key `a` is given twice (column 20)"),
+            ("a.jsonl", "{\"a\": 1, \"a\": 1}", ", line 1: the key `a` is given twice (column 12)"),
+            ("a.jsonl", "{\"a\": [{\"b at line 7\": 1, \"b at line 7\": 2}]}", ", line 1: the key `b at line 7` is "),
+            ("a.json", "[{},\n{\"a\": 1, \"a\": 2}]", ": the key `a` is given twice (line 2, column 12)"),
+            ("a.jsonl", "{\"a\": 123456789012345678901, \"a\": 2}", ", line 1: the key `a` is given twice (column 32)"),
+        ] {
+            let found = error_of(name, text.as_bytes());
+            assert!(found.starts_with(&format!("{name}{error}")), "{found}");
+        }
     }
 
     #[test]

@@ -47,7 +47,11 @@ pub fn of_json(text: &[u8], error: &serde_json::Error, place: &str) -> String {
         return format!("is no UTF-8 text; save the file as UTF-8 ({place})");
     };
     let said = error.to_string();
-    let said = said.split(" at line ").next().unwrap_or_default();
+    let said = said.rsplit_once(" at line ").map_or(&*said, |(said, _)| said);
+    if error.is_data() {
+        // It is JSON, and says something twice.
+        return format!("{said} ({place})");
+    }
     if said.starts_with("number out of range") {
         return format!("holds a number beyond those of 64 bits ({place}); write it as a text");
     }

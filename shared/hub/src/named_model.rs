@@ -9,6 +9,7 @@ use std::{
 use shared::{
     ModelDir, PolicyVersion, RunDir,
     config::layers,
+    metrics::Figure,
     model::{
         manifest::MANIFEST_FILE,
         model_dir::{ADAPTER_CONFIG_FILE, ModelDirError, has_base},
@@ -222,7 +223,7 @@ fn chosen_of(run: &RunDir) -> Result<(PathBuf, String), NamedModelError> {
         Ok(None) => String::new(),
         Ok(Some(best)) => match checkpoints::check(&run.checkpoint(best.step), Depth::Contents) {
             Ok(_) => {
-                let choice = format!("its best checkpoint ({} {:.4})", best.metric, best.value);
+                let choice = format!("its best checkpoint ({} {:.4})", best.metric, Figure(best.value));
                 return Ok((run.checkpoint(best.step), choice));
             }
             Err(damage) => format!("; its best one is not whole (checkpoint-{}: {damage})", best.step),

@@ -7,6 +7,7 @@
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use shared_bounds::KeysOnce;
 
 use super::{TrainConfig, rewards};
 use crate::declare::{OptionValue, ValueKind};
@@ -62,7 +63,8 @@ impl FromStr for EnvironmentFactory {
             return Ok(Self::One(text.to_owned()));
         }
         let wrong = |error| format!("must be a class, or the JSON of an object of names and classes: {error}");
-        serde_json::from_str(text).map(Self::Named).map_err(wrong)
+        let KeysOnce(classes) = serde_json::from_str(text).map_err(wrong)?;
+        serde_json::from_value(classes).map(Self::Named).map_err(wrong)
     }
 }
 
@@ -173,7 +175,8 @@ mod tests {
         let written = serde_json::to_value(&named).unwrap();
         assert_eq!(written, r#"{"game":"builtin:maze","maze":"my_env.py:Maze"}"#);
         assert_eq!(serde_json::from_value::<EnvironmentFactory>(written).unwrap(), named);
-        for wrong in [json!("{"), json!("{\"a\": 1}"), json!(["a.py:A"]), json!({ "a": 1 })] {
+        let twice = json!(r#"{"a": "a.py:A", "a": "a.py:B"}"#);
+        for wrong in [json!("{"), json!("{\"a\": 1}"), json!(["a.py:A"]), json!({ "a": 1 }), twice] {
             assert!(serde_json::from_value::<EnvironmentFactory>(wrong.clone()).is_err(), "{wrong}");
         }
     }

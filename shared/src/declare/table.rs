@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use serde_json::{Map, Value};
+use shared_bounds::KeysOnce;
 
 /// Values by their names: a table in a file, a JSON object on the command line. It is written as the text of that JSON
 /// with its names in order, since TOML has no `null`.
@@ -30,7 +31,7 @@ impl FromStr for JsonTable {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match serde_json::from_str(text) {
-            Ok(Value::Object(values)) => Ok(Self(values)),
+            Ok(KeysOnce(Value::Object(values))) => Ok(Self(values)),
             Ok(_) => Err(format!("must be the JSON of an object, as in {{\"enable_thinking\": false}}, got {text}")),
             Err(error) => Err(format!("must be the JSON of an object, as in {{\"enable_thinking\": false}}: {error}")),
         }
@@ -80,5 +81,7 @@ mod tests {
         for bad in [json!("[1]"), json!("no"), json!(3), json!(["a"])] {
             assert!(serde_json::from_value::<JsonTable>(bad.clone()).is_err(), "{bad}");
         }
+        let twice = r#"{"a": 1, "a": 2}"#.parse::<JsonTable>().unwrap_err();
+        assert!(twice.contains("the key `a` is given twice"), "{twice}");
     }
 }

@@ -10,12 +10,14 @@
 
 pub mod catalogue;
 mod chart;
+mod figure;
 mod file;
 mod metric;
 mod record;
 
 pub use catalogue::*;
 pub use chart::{CHARTS, Chart};
+pub use figure::Figure;
 pub use file::{MetricsFile, read};
 pub use metric::{Family, Key, Metric, Section, Unit};
 pub use record::MetricRecord;

@@ -12,7 +12,10 @@ use std::{
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::files::{atomic, run_dir::RunDir};
+use crate::{
+    config::TrainConfig,
+    files::{atomic, run_dir::RunDir},
+};
 
 /// How often the coordinator writes the table.
 pub const INTERVAL: Duration = Duration::from_secs(1);
@@ -127,6 +130,8 @@ pub struct WorkersTable {
     pub written: f64,
     /// Where the coordinator listens.
     pub listen: String,
+    /// The command that starts a worker, as [`join`] has it.
+    pub join: String,
     /// Seconds for which no worker has been at work: since the last one, or since the coordinator began to listen. 0
     /// while one is.
     #[serde(deserialize_with = "or_zero")]
@@ -195,19 +200,23 @@ impl WorkersTable {
     pub fn is_current(&self) -> bool {
         self.age() < OLD
     }
-
-    /// The command that starts a worker, as far as the coordinator knows it.
-    #[must_use]
-    pub fn join(&self) -> String {
-        join(&self.listen)
-    }
 }
 
-/// The command that joins a run listening there. Nobody can connect to the address that stands for all interfaces.
+/// The command that starts a worker of a run, with every option that the run asks for; none for a run that does not
+/// listen. Nobody can connect to the address that stands for all interfaces, so HOST stands in its place, and FILE in
+/// that of paths, which differ from host to host.
 #[must_use]
-pub fn join(listen: &str) -> String {
-    let reached = listen.replace("/0.0.0.0:", "/HOST:").replace("/[::]:", "/HOST:");
-    format!("tandem worker --join {reached}")
+pub fn join(config: &TrainConfig) -> Option<String> {
+    let reached = config.listen.as_deref()?.replace("/0.0.0.0:", "/HOST:").replace("/[::]:", "/HOST:");
+    let asks_for_certificate = config.tls_client_ca.is_some();
+    let files = [
+        ("--token-file", config.token_file.is_some()),
+        ("--tls-ca", config.tls_certificate.is_some()),
+        ("--tls-certificate", asks_for_certificate),
+        ("--tls-private-key", asks_for_certificate),
+    ];
+    let wanted = files.iter().filter(|(_, is_wanted)| *is_wanted).map(|(flag, _)| format!(" {flag} FILE"));
+    Some(format!("tandem worker --join {reached}{}", wanted.collect::<String>()))
 }
 
 /// A number; a value that JSON cannot express is written as `null`.
@@ -250,9 +259,31 @@ mod tests {
 
     #[test]
     fn an_address_that_nobody_reaches_is_not_told() {
-        assert_eq!(join("tls/0.0.0.0:7447"), "tandem worker --join tls/HOST:7447");
-        assert_eq!(join("tcp/[::]:1"), "tandem worker --join tcp/HOST:1");
-        assert_eq!(join("tcp/127.0.0.1:7447"), "tandem worker --join tcp/127.0.0.1:7447");
+        let at = |listen: &str| TrainConfig { listen: Some(listen.into()), ..TrainConfig::default() };
+        assert_eq!(join(&TrainConfig::default()), None);
+        for (listen, reached) in [
+            ("tls/0.0.0.0:7447", "tls/HOST:7447"),
+            ("tcp/[::]:1", "tcp/HOST:1"),
+            ("tcp/127.0.0.1:7447", "tcp/127.0.0.1:7447"),
+        ] {
+            assert_eq!(join(&at(listen)).unwrap(), format!("tandem worker --join {reached}"));
+        }
+    }
+
+    #[test]
+    fn the_command_of_a_worker_has_every_option_that_the_run_asks_for() {
+        let file = || Some("file".into());
+        let run = TrainConfig { listen: Some("tls/run:7447".into()), ..TrainConfig::default() };
+        let (certificate, key) = (file(), file());
+        let run = TrainConfig { tls_certificate: certificate, tls_private_key: key, ..run };
+        let command = |run: &TrainConfig| join(run).unwrap().replace("tandem worker --join tls/run:7447", "");
+        let with_token = TrainConfig { token_file: file(), ..run.clone() };
+        assert_eq!(command(&with_token), " --token-file FILE --tls-ca FILE");
+        let own = " --tls-ca FILE --tls-certificate FILE --tls-private-key FILE";
+        let with_certificates = TrainConfig { tls_client_ca: file(), ..run };
+        assert_eq!(command(&with_certificates), own);
+        let with_both = TrainConfig { token_file: file(), ..with_certificates };
+        assert_eq!(command(&with_both), format!(" --token-file FILE{own}"));
     }
 
     #[test]

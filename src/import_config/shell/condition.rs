@@ -82,7 +82,14 @@ impl Shell {
                 match predicate {
                     UnaryPredicate::StringHasZeroLength => Some(text(&value)?.is_empty()),
                     UnaryPredicate::StringHasNonZeroLength => Some(!text(&value)?.is_empty()),
-                    UnaryPredicate::ShellVariableIsSetAndAssigned => Some(self.is_set(text(&value)?)),
+                    UnaryPredicate::ShellVariableIsSetAndAssigned => {
+                        let name = text(&value)?;
+                        let is_set = self.is_set(name);
+                        if !is_set {
+                            self.misses(name);
+                        }
+                        Some(is_set)
+                    }
                     _ => None,
                 }
             }

@@ -12,8 +12,9 @@ use super::{
     run::{Shell, Variable},
 };
 
-/// Variables that every shell has. Other variables that the script does not set count as unset.
-const ALWAYS_THERE: [&str; 10] =
+/// Variables that every shell has, whatever the environment. Others that neither the script nor the environment sets
+/// count as unset.
+pub const ALWAYS_THERE: [&str; 10] =
     ["HOME", "PATH", "PWD", "OLDPWD", "USER", "LOGNAME", "HOSTNAME", "SHELL", "RANDOM", "SECONDS"];
 
 /// Words under construction.
@@ -197,6 +198,7 @@ impl Shell {
             }
             Value::All(words, _) => fields.push(&self.joined(&words)),
             Value::Absent => {
+                self.misses(source);
                 let what = format!("`{source}` is a shell variable that the script does not set");
                 fields.push(&Word::unknown(source, Unset { absent: true, ..Unset::new(self.line, what) }));
             }
@@ -229,7 +231,12 @@ impl Shell {
                 match self.looked_up(parameter, source) {
                     Value::One(word) if word.unset().is_some_and(|unset| !unset.absent) => self.not_told(source),
                     found if stands(&found, test_type) => self.default(alternative_value.as_deref(), quoted),
-                    _ => Value::All(Vec::new(), true),
+                    found => {
+                        if matches!(found, Value::Absent) {
+                            self.misses(source);
+                        }
+                        Value::All(Vec::new(), true)
+                    }
                 }
             }
             // A script usually has no arguments.
@@ -241,7 +248,10 @@ impl Shell {
             ParameterExpr::ParameterLength { parameter, indirect: false } => match self.looked_up(parameter, source) {
                 Value::One(word) if word.unset().is_none() => one(word.chars().count().to_string()),
                 Value::All(words, _) => one(words.len().to_string()),
-                Value::Absent => one("0"),
+                Value::Absent => {
+                    self.misses(source);
+                    one("0")
+                }
                 Value::One(_) => self.not_told(source),
             },
             other => self.edited(other, source),
@@ -353,16 +363,20 @@ impl Shell {
 
     fn looked_up(&mut self, parameter: &Parameter, source: &str) -> Value {
         match parameter {
-            Parameter::Named(name) => self.scalar(name).map_or_else(
-                || {
-                    if ALWAYS_THERE.contains(&name.as_str()) {
-                        let what = format!("`${name}` is a shell variable that the script does not set; {}", way(name));
-                        return Value::One(self.unknown(&format!("${name}"), what));
-                    }
-                    Value::Absent
-                },
-                Value::One,
-            ),
+            Parameter::Named(name) => {
+                self.uses(name);
+                self.scalar(name).map_or_else(
+                    || {
+                        if ALWAYS_THERE.contains(&name.as_str()) {
+                            let what =
+                                format!("`${name}` is a shell variable that the script does not set; {}", way(name));
+                            return Value::One(self.unknown(&format!("${name}"), what));
+                        }
+                        Value::Absent
+                    },
+                    Value::One,
+                )
+            }
             Parameter::NamedWithIndex { name, index } => match self.arithmetic(index) {
                 Some(index) => self.element(name, index).map_or(Value::Absent, Value::One),
                 None => self.not_told(&format!("${{{name}[{index}]}}")),

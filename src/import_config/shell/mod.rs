@@ -2,8 +2,9 @@
 //! variables, arrays, functions, loops and conditions, as far as the script alone determines them. Nothing is run, and
 //! no file is looked at.
 //!
-//! Text that the script does not determine stays as it is written, with the line and the reason: a variable that it
-//! does not set, the output of a command, its arguments, a value that is set under an unknown condition.
+//! Text that the script does not determine stays as it is written, with the line and the reason: a variable that
+//! neither it nor the environment sets, the output of a command, its arguments, a value that is set under an unknown
+//! condition.
 
 mod arithmetic;
 mod braces;
@@ -148,23 +149,36 @@ pub struct Command {
     pub words: Vec<Word>,
 }
 
+/// A condition that is known only because a variable counts as empty which nothing sets.
+#[derive(Debug)]
+pub struct Guess {
+    /// The line of the condition.
+    pub line: usize,
+    /// The variable's name, or the number of an argument.
+    pub name: String,
+    /// The commands of the ways that are not taken.
+    pub others: Vec<Command>,
+}
+
 /// The result of following a script.
 #[derive(Debug, Default)]
 pub struct Script {
     /// The commands that it runs, in order.
     pub commands: Vec<Command>,
+    /// Conditions with other commands where a variable had a value.
+    pub guesses: Vec<Guess>,
     /// Lines that were not followed and may change the meaning of others.
     pub notes: Vec<String>,
 }
 
-/// Reads a script.
+/// Reads a script that is run with these variables, each with its value.
 ///
 /// # Errors
 /// When it is no script, with the line.
-pub fn read(text: &str) -> Result<Script> {
+pub fn read(text: &str, environment: impl IntoIterator<Item = (String, String)>) -> Result<Script> {
     // Lines may end as on Windows.
     let program = parse(&text.replace("\r\n", "\n"))?;
-    let mut shell = Shell::default();
+    let mut shell = Shell::with(environment);
     shell.program(&program);
     Ok(shell.finish())
 }

@@ -1,8 +1,12 @@
 //! Follows a script's commands: their effect on variables, and the commands that run other programs.
 
 mod builtin;
+mod guess;
 
-use std::{collections::HashMap, rc::Rc};
+use std::{
+    collections::{HashMap, HashSet},
+    rc::Rc,
+};
 
 use brush_parser::ast::{
     AndOr, AndOrList, Assignment, AssignmentName, AssignmentValue, Command as Node, CommandPrefixOrSuffixItem,
@@ -11,6 +15,7 @@ use brush_parser::ast::{
 };
 
 use super::{Command, Script, Unset, Word, pattern};
+use guess::Missing;
 
 /// Number of commands after which a script is not followed any further.
 const MOST_COMMANDS: usize = 20_000;
@@ -77,6 +82,12 @@ pub struct Shell {
     depth: usize,
     /// The unknown value that the last unknown condition depends on.
     cause: Option<Rc<Unset>>,
+    /// The last variable that counts as empty because nothing sets it.
+    missing: Option<Missing>,
+    /// The one by which the script has ended.
+    ended: Option<Missing>,
+    /// Variables of the environment that the script has neither set nor used yet.
+    inherited: HashSet<String>,
     /// How often the script could take more than one way.
     forks: usize,
 }
@@ -99,9 +110,15 @@ impl Shell {
 
     /// Follows a script.
     pub fn program(&mut self, program: &Program) {
-        for list in &program.complete_commands {
+        self.lists(&program.complete_commands);
+    }
+
+    fn lists(&mut self, lists: &[CompoundList]) {
+        for (at, list) in lists.iter().enumerate() {
             self.list(list);
             if self.leaving.take() == Some(Leaving::Script) {
+                let ended = self.ended.take();
+                self.not_taken(ended.as_ref(), vec![Box::new(|shell: &mut Self| shell.lists(&lists[at + 1..]))]);
                 self.leaving = Some(Leaving::Script);
                 return;
             }
@@ -139,6 +156,7 @@ impl Shell {
 
     /// Sets a variable.
     pub fn put(&mut self, name: &str, value: Word) {
+        self.inherited.remove(name);
         self.variables.insert(name.to_owned(), Variable::Scalar(value.named(name)));
     }
 
@@ -168,6 +186,7 @@ impl Shell {
     }
 
     fn and_or(&mut self, list: &AndOrList) -> Status {
+        self.missing = None;
         let mut status = self.pipeline(&list.first);
         for next in &list.additional {
             if self.leaving.is_some() {
@@ -180,8 +199,21 @@ impl Shell {
                 (AndOr::And(pipeline) | AndOr::Or(pipeline), _) => (pipeline, Some(false)),
             };
             match runs {
-                Some(true) => status = self.pipeline(pipeline),
-                Some(false) => {}
+                Some(true) => {
+                    let missing = self.missing.take().filter(|_| status != Status::Assumed);
+                    status = self.pipeline(pipeline);
+                    self.may_have_ended(missing.clone());
+                    // The status goes by both.
+                    self.missing = self.missing.take().or(missing);
+                }
+                Some(false) if status == Status::Assumed => {}
+                Some(false) => {
+                    let missing = self.missing.clone();
+                    let other: Branch<'_> = Box::new(|shell| {
+                        shell.pipeline(pipeline);
+                    });
+                    self.not_taken(missing.as_ref(), vec![other]);
+                }
                 None => {
                     self.one_of(vec![
                         Box::new(|shell: &mut Self| {
@@ -245,8 +277,9 @@ impl Shell {
             CompoundCommand::IfClause(clause) => self.if_clause(clause),
             CompoundCommand::ForClause(clause) => self.for_clause(clause),
             CompoundCommand::CaseClause(clause) => {
+                (self.cause, self.missing) = (None, None);
                 let value = self.in_one(&clause.value.value);
-                self.cause = None;
+                let missing = self.missing.take();
                 self.depends_on(&value);
                 let bodies = clause.cases.iter();
                 if value.unset().is_some_and(|unset| !unset.absent) {
@@ -257,16 +290,21 @@ impl Shell {
                     return Status::Unknown;
                 }
                 let text = if value.unset().is_some() { String::new() } else { value.to_string() };
+                let mut others = Vec::new();
+                let mut taken = None;
                 for case in bodies {
-                    let fits = case.patterns.iter().any(|wanted| pattern::matches(&self.in_one(&wanted.value), &text));
-                    if let Some(body) = case.cmd.as_ref().filter(|_| fits) {
-                        return self.list(body);
-                    }
+                    let mut wanted = case.patterns.iter();
+                    let fits = taken.is_none() && wanted.any(|one| pattern::matches(&self.in_one(&one.value), &text));
                     if fits {
-                        break;
+                        taken = Some(case.cmd.as_ref());
+                    } else {
+                        others.extend(case.cmd.as_ref().map(branch));
                     }
                 }
-                Status::True
+                self.not_taken(missing.as_ref(), others);
+                let status = taken.flatten().map_or(Status::True, |body| self.list(body));
+                self.may_have_ended(missing);
+                status
             }
             CompoundCommand::WhileClause(clause) => self.repeated(&clause.0, &clause.1.list, false),
             CompoundCommand::UntilClause(clause) => self.repeated(&clause.0, &clause.1.list, true),
@@ -282,14 +320,28 @@ impl Shell {
         branches.extend(clause.elses.iter().flatten().map(|other| (other.condition.as_ref(), &other.body)));
         let mut possible: Vec<&CompoundList> = Vec::new();
         let mut certain = false;
-        let mut cause = None;
-        for (condition, body) in branches {
-            self.cause = None;
+        let (mut cause, mut missing) = (None, None);
+        let mut branches = branches.into_iter();
+        let mut others: Vec<Branch<'_>> = Vec::new();
+        while let Some((condition, body)) = branches.next() {
+            (self.cause, self.missing) = (None, None);
             let holds = condition.map_or(Status::True, |condition| self.list(condition));
             cause = cause.or(self.cause.take());
+            let own = self.missing.take().filter(|_| matches!(holds, Status::True | Status::False));
+            let may_be_another = own.is_some();
+            missing = missing.or(own);
             match holds {
-                Status::False => continue,
-                Status::True if possible.is_empty() => return self.list(body),
+                Status::False => {
+                    others.extend(may_be_another.then(|| branch(body)));
+                    continue;
+                }
+                Status::True if possible.is_empty() => {
+                    others.extend(branches.filter(|_| may_be_another).map(|(_, body)| branch(body)));
+                    self.not_taken(missing.as_ref(), others);
+                    let status = self.list(body);
+                    self.may_have_ended(missing);
+                    return status;
+                }
                 _ => possible.push(body),
             }
             certain = holds == Status::True;
@@ -297,6 +349,7 @@ impl Shell {
                 break;
             }
         }
+        self.not_taken(missing.as_ref(), others);
         if possible.is_empty() {
             return Status::True;
         }
@@ -332,7 +385,10 @@ impl Shell {
     fn repeated(&mut self, condition: &CompoundList, body: &CompoundList, until: bool) -> Status {
         let holds = self.list(condition);
         let goes_on = if until { holds.not() } else { holds };
-        if goes_on != Status::False {
+        if goes_on == Status::False {
+            let missing = self.missing.clone();
+            self.not_taken(missing.as_ref(), vec![branch(body)]);
+        } else {
             self.one_of(vec![branch(body), Box::new(|_| ())]);
         }
         Status::Unknown

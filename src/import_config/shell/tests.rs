@@ -2,6 +2,11 @@
 
 use super::*;
 
+/// A script that is run without an environment.
+fn read(script: &str) -> Result<Script> {
+    super::read(script, [])
+}
+
 fn commands(script: &str) -> Vec<Vec<String>> {
     let script = read(script).unwrap_or_else(|error| panic!("{script}: {error}"));
     script.commands.iter().map(|command| command.words.iter().map(ToString::to_string).collect()).collect()
@@ -135,4 +140,54 @@ fn scripts_without_end_are_followed_so_far_only() {
         assert!(read(script).is_ok(), "{script}");
     }
     assert!(read("if x; then").unwrap_err().to_string().contains("is no shell script"));
+}
+
+#[test]
+fn a_missing_variable_that_passes_a_command_over_is_named() {
+    let guesses = |script: &str| {
+        let guesses = read(script).unwrap().guesses.into_iter();
+        guesses.map(|guess| (guess.line, guess.name, guess.others[0].words[0].to_string())).collect::<Vec<_>>()
+    };
+    for (script, line, name) in [
+        ("if [ \"$X\" = 1 ]; then a; else b; fi", 1, "X"),
+        ("\nif [[ ${X} == 1 ]]; then a; fi\nb", 2, "X"),
+        ("if [ 1 = 2 ]; then b; elif [ -n \"$X\" ]; then a; fi", 1, "X"),
+        ("if [ -z \"$X\" ]; then b; else a; fi", 1, "X"),
+        ("if [ -z \"$X\" ] && [ 1 = 1 ]; then b; else a; fi", 1, "X"),
+        ("[ \"$X\" = 1 ] && a", 1, "X"),
+        ("[ -z \"$X\" ] || a", 1, "X"),
+        ("if [ -n \"${X+set}\" ]; then a; fi", 1, "X"),
+        ("if [[ -v X ]]; then a; fi", 1, "X"),
+        ("if [ ${#X} -gt 0 ]; then a; fi", 1, "X"),
+        ("case \"$1\" in go) a ;; *) b ;; esac", 1, "1"),
+        ("while [ \"$X\" = 1 ]; do a; done", 1, "X"),
+        ("if [ -z \"$X\" ]; then exit 1; fi\na", 1, "X"),
+        ("[ -n \"$X\" ] || { exit 1; }\na", 1, "X"),
+        ("if [ \"$X\" = 1 ]; then if [ \"$Y\" = 1 ]; then a; fi; fi", 1, "X"),
+    ] {
+        assert_eq!(guesses(script), [(line, name.to_owned(), "a".to_owned())], "{script}");
+    }
+    for script in [
+        "if [ \"${X:-2}\" = 1 ]; then a; fi",
+        "if [ \"${X:-}\" = 1 ]; then a; fi",
+        "if [ -z \"$X\" ]; then X=2; fi\na $X",
+        "X=2; if [ \"$X\" = 1 ]; then a; fi",
+        "b $X || a",
+        "if [ $# -gt 0 ]; then a; fi",
+    ] {
+        assert!(guesses(script).is_empty(), "{script}");
+    }
+}
+
+#[test]
+fn a_variable_of_the_environment_has_its_value_and_is_told() {
+    let environment = ["X=1", "Y=2", "HOME=/h", "IFS=,"].map(|set| set.split_once('=').unwrap());
+    let environment = environment.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let script = "Y=3\nif [ \"$X\" = 1 ]; then a $X $Y \"b,c\"; else d; fi\ne ~";
+    let script = super::read(script, environment).unwrap();
+    let words = |command: &Command| command.words.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let commands: Vec<_> = script.commands.iter().map(words).collect();
+    assert_eq!(commands, [vec!["a", "1", "3", "b,c"], vec!["e", "~"]]);
+    assert_eq!(script.notes, ["line 2: `$X` is taken from the environment"]);
+    assert!(script.guesses.is_empty(), "{:?}", script.guesses);
 }

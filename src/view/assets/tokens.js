@@ -53,6 +53,10 @@ const Tokens = (() => {
   // Without an owner mask the policy has sampled them all.
   const isGiven = (tokens, index) => tokens.owner?.[index] === 0;
 
+  /** Which conversation of an agent a token is in, where there are several. */
+  const branchOf = ({ branches = [] }, index) =>
+    (branches.length > 0 ? `, branch ${1 + branches.filter((first) => first <= index).length} of ${branches.length + 1}` : '');
+
   const versionOf = (tokens, index) => tokens.versions.findLast(([first]) => first <= index)?.[1];
 
   const view = (tokens) => {
@@ -74,7 +78,7 @@ const Tokens = (() => {
       spans[chosen ?? 0].tabIndex = -1;
       spans[index].tabIndex = 0;
       chosen = index;
-      const name = `token ${index + 1} of ${tokens.tokens.length + tokens.left_out}: id ${tokens.tokens[index]}`;
+      const name = `token ${index + 1} of ${tokens.tokens.length + tokens.left_out}: id ${tokens.tokens[index]}${branchOf(tokens, index)}`;
       if (isGiven(tokens, index)) {
         readout.textContent = `${name} · given to the policy, not sampled`;
         return;
@@ -154,7 +158,7 @@ const Tokens = (() => {
   const contentText = (content) => (Array.isArray(content) ? content.map((part) => part.text ?? '').join('') : content ?? '');
 
   /** The messages of a conversation with tools, those that were given to the policy apart from its own. */
-  const messages = ({ opening, messages: all }) => {
+  const messages = ({ opening, messages: all, branch_messages: branches, reward }) => {
     const block = (title, given, ...parts) => el('div', { class: `turn ${given ? 'user' : ''}` }, el('b', { dir: 'auto', text: Format.visible(title) }), ...parts);
     const shown = all.map((message) => {
       const calls = (message.tool_calls ?? []).map((call) => el('div', { class: 'value' }, el('b', { text: 'calls' }), textBlock(callText(call))));
@@ -163,7 +167,14 @@ const Tokens = (() => {
       const given = message.role !== 'assistant';
       return block(given ? `${message.role} ${message.name ?? ''}` : 'policy', given, ...words, ...calls);
     });
-    return opening ? [block('environment, at the end of the prompt', true, textBlock(opening)), ...shown] : shown;
+    // Each conversation of an agent has a heading of its own.
+    let first = 0;
+    const headed = (branches ?? []).flatMap((count, index) => {
+      const own = shown.slice(first, first += count);
+      return [el('p', { class: 'soft', text: `Branch ${index + 1} of ${branches.length}, with the reward ${Format.number(reward)} that all of them share` }), ...own];
+    });
+    const parts = [...headed, ...shown.slice(first)];
+    return opening ? [block('environment, at the end of the prompt', true, textBlock(opening)), ...parts] : parts;
   };
 
   return { view, prompt, messages, textBlock, turnsOf };

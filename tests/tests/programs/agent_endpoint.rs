@@ -292,6 +292,9 @@ fn an_agent_that_fails_has_no_reward_and_each_way_of_success_has_its_own() {
         }
         if mode == "checks" {
             assert_eq!((&row["branches"], &row["turns"]), (&json!(2), &json!(4)), "{row}");
+            let [of_each, all] = ["branch_messages", "messages"].map(|key| row[key].as_array().unwrap());
+            let counted: u64 = of_each.iter().filter_map(Value::as_u64).sum();
+            assert_eq!((of_each.len(), counted), (3, all.len() as u64), "{row}");
         }
         if let Some(end) = end {
             assert_eq!(row["end"], end, "{mode}: {row}");

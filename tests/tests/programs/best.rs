@@ -179,6 +179,19 @@ fn the_best_checkpoint_is_that_of_the_best_evaluation_up_to_the_last() {
 }
 
 #[test]
+fn a_checkpoint_that_was_the_best_goes_when_the_last_evaluation_names_another_one() {
+    let bench = Bench::new(CONFIG);
+    let shorter = ["--metric_for_best_model", METRIC, "--greater_is_better", "false", "--save_total_limit", "1"];
+    let words = [&shorter[..], &["--eval_steps", "2", "--max_steps", "4"]].concat();
+    let _ = cli::finish(bench.command("overtaken", &words)).success();
+    let run = bench.path("overtaken");
+    let lengths: Vec<_> = json_lines(&run.join("eval.jsonl")).iter().map(|record| record[METRIC].as_f64()).collect();
+    assert!(lengths[2] < lengths[1], "{lengths:?}: the last checkpoint is the best one");
+    assert_eq!(json(&run.join("best.json"))["step"].as_u64(), Some(4));
+    assert_eq!(checkpoints(&run), [4]);
+}
+
+#[test]
 fn a_metric_that_no_evaluation_records_is_refused_with_the_nearest() {
     let bench = Bench::new(CONFIG);
     let refused = |words: &[&str]| cli::finish(bench.command("refused", words)).refusal().to_owned();

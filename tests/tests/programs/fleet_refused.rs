@@ -11,6 +11,7 @@ use std::{
 
 use harness::{
     certificates::{Authority, EXPIRED, TODAY},
+    cli,
     fleet::{FleetBench, Worker, assert_says},
     processes::children,
     proxy::Proxy,
@@ -84,6 +85,22 @@ fn a_wrong_token_another_build_and_other_kernels_are_named_on_both_sides() {
     let states: Vec<(&str, &str)> =
         rows.iter().map(|row| (row["name"].as_str().unwrap(), row["state"].as_str().unwrap())).collect();
     assert_eq!(states, [("stock", "dropped"), ("old", "dropped"), ("honest", "gone")]);
+}
+
+#[test]
+fn a_dry_run_opens_the_files_that_guard_a_run() {
+    let bench = FleetBench::new(STEPS, "");
+    let dry_run = |token: &str| {
+        let listen = ["--listen", &bench.listen, "--dry-run", "--token_file", token];
+        cli::finish(bench.command("run", &listen))
+    };
+    fs::write(bench.path("empty"), "\n").unwrap();
+    fs::write(bench.path("token"), "the word of this run itself\n").unwrap();
+    for (name, words) in [("missing", "No such file or directory"), ("empty", "it is empty; write a long")] {
+        let token = bench.path(name);
+        assert_says(dry_run(name).refusal(), &[&format!("error: `token_file` {}: {words}", token.display())]);
+    }
+    assert!(dry_run("token").success().stdout.contains("token_file = "));
 }
 
 /// What a worker is told that is not of this build.

@@ -106,6 +106,29 @@ fn a_run_that_learns_explains_its_loss_and_ends_well() {
 }
 
 #[test]
+fn each_evaluation_that_failed_is_told_once_also_the_last_one_and_without_a_metric_to_choose_by() {
+    let bench = Bench::new();
+    bench.write("held_out.jsonl", "{\"prompt\": \"1+1=\", \"broken\": true}\n");
+    // The learner has ended before the last evaluation has.
+    let function = "import time\n\n\ndef f(completions, broken=None, **kwargs):\n    if broken:\n        \
+                    time.sleep(1)\n        raise ValueError('no judge')\n    \
+                    return [-len(completion) for completion in completions]\n";
+    bench.write("f.py", function);
+    let options = ["--reward_funcs", "f.py:f", "--eval_dataset", "held_out.jsonl", "--eval_steps", "1"];
+    let finished = bench.train(&options).success();
+    let mut told = kinds(&bench.place.path("run"));
+    told.retain(|(kind, _)| kind == "evaluation_lost");
+    told.sort_unstable();
+    assert_eq!(told.iter().map(|(_, step)| *step).collect::<Vec<_>>(), [0, 1, 2], "{}", finished.stderr);
+    let report = bench.read("run/report.html");
+    for which in ["the starting model", "step 1", "step 2"] {
+        let words = format!("in the evaluation of {which}, 1 of 1 prompts have no score because something failed");
+        assert_eq!(occurrences(&finished.stderr, &words), 1, "{}", finished.stderr);
+        assert!(report.contains(&words), "{words}");
+    }
+}
+
+#[test]
 fn a_resume_says_which_options_and_data_have_changed() {
     let bench = Bench::new();
     let _ = bench.train(&[]).success();

@@ -369,6 +369,72 @@ assert args.beta == 0.04 and args.to_dict()["beta"] == 0.04
     assert!(!folder.path("run").exists());
 }
 
+/// Scripts of TRL take a `GRPOConfig` for a dataclass, and read arguments of it that they have not given.
+#[test]
+fn a_config_is_changed_copied_and_read_as_the_dataclass_of_trl_is() {
+    let folder = Folder::new();
+    let script = r#"
+import copy
+import dataclasses
+from tandem_rl import _trl
+
+args = GRPOConfig("run", max_steps=4, num_iterations=2, vllm_importance_sampling_clip_max=2.5, stop=["a"])
+faster = dataclasses.replace(args, learning_rate=1e-5)
+assert (faster.learning_rate, args.learning_rate) == (1e-5, 1e-6)
+assert repr(faster) == repr(args)[:-1] + ", learning_rate=1e-05)", repr(faster)
+assert faster._translation.options == {**args._translation.options, "learning_rate": 1e-5}
+assert faster._translation.remarks == args._translation.remarks
+assert dataclasses.replace(args) == args and args.__replace__(max_steps=6).max_steps == 6
+renamed = dataclasses.replace(args, importance_sampling_clip_max=4.0, disable_tqdm=True, output_dir="other")
+assert (renamed.importance_sampling_clip_max, renamed.disable_tqdm, renamed.output_dir) == (4.0, True, "other")
+assert renamed._translation.options["importance_sampling_clip_max"] == 4.0 and not args.disable_tqdm
+try:
+    dataclasses.replace(args, learning_rte=1.0)
+except TypeError as error:
+    assert "`learning_rte` (the nearest is `learning_rate`)" in str(error), error
+else:
+    raise AssertionError("a name that nobody knows")
+
+fields = {field.name: field for field in dataclasses.fields(args)}
+assert dataclasses.is_dataclass(args) and {"output_dir", "max_staleness", "use_vllm", "disable_tqdm"} <= set(fields)
+assert fields["epsilon"].default == 0.2 and "_source" not in fields
+every = dataclasses.asdict(args)
+assert set(every) == set(fields) and (every["max_steps"], every["stop"], every["eval_strategy"]) == (4, ["a"], "no")
+
+for made in (copy.copy(args), copy.deepcopy(args)):
+    assert made == args and made._translation.options == args._translation.options
+    made.beta, made.disable_tqdm = 0.04, True
+    assert (args.beta, args.disable_tqdm) == (0.0, False)
+copy.deepcopy(args).stop.append("b")
+assert args.stop == ["a"]
+
+empty = GRPOConfig()
+assert (empty.eval_strategy, empty.use_vllm, empty.output_dir, empty.optim) == \
+    ("no", False, "runs/grpo", "adamw_torch_fused")
+assert isinstance(empty.per_device_eval_batch_size, int) and empty.hub_model_id is None
+empty.include_for_metrics.append("x")
+empty.tools.append("x")
+assert (empty.include_for_metrics, empty.tools) == ([], [])
+for name in ("evl_strategy", "no_such_thing"):
+    try:
+        getattr(empty, name)
+    except AttributeError as error:
+        assert str(error).startswith(f"GRPOConfig has no argument `{name}` ("), error
+    else:
+        raise AssertionError(name)
+
+# All of them are TRL's, and say nothing with TRL's values.
+given = GRPOConfig("run", **_trl.DEFAULTS)
+assert given._translation.options == {"output_dir": "run"} and given._translation.remarks == []
+for name, default in _trl.DEFAULTS.items():
+    try:
+        GRPOConfig("run", **{name: "another"})
+    except ValueError as error:
+        assert str(error).startswith(f"{name}: "), error
+"#;
+    let _ = folder.run(script).success();
+}
+
 /// A path may have a comma, and a second trainer may be meant for another folder.
 #[test]
 fn the_inputs_of_a_run_stay_when_another_start_into_its_folder_is_refused() {

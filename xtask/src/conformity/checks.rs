@@ -98,7 +98,7 @@ pub const CHECKS: &[Check] = &[
     Check {
         name: "trl-defaults",
         rival: "TRL, `GRPOConfig`",
-        about: "`trl_1.16_defaults.json`: the defaults of all options that a run has too",
+        about: "`trl_1.16_defaults.json` and `tandem_rl`: the defaults of all options",
         figures: &[figure("default", "options with another default", 0.0)],
     },
     Check {

@@ -13,7 +13,7 @@ use super::archive::Entry;
 const PACKAGE: &str = "tandem_rl";
 
 /// The sources of the package, by their names in it. `_commands.py` gets a function for each program besides.
-const SOURCES: [(&str, &str); 16] = [
+const SOURCES: [(&str, &str); 17] = [
     ("__init__.py", include_str!("tandem_rl/__init__.py")),
     ("_callbacks.py", include_str!("tandem_rl/_callbacks.py")),
     ("_commands.py", include_str!("tandem_rl/_commands.py")),
@@ -27,6 +27,7 @@ const SOURCES: [(&str, &str); 16] = [
     ("_rewards.py", include_str!("tandem_rl/_rewards.py")),
     ("_stub.py", include_str!("tandem_rl/_stub.py")),
     ("_toml.py", include_str!("tandem_rl/_toml.py")),
+    ("_trl.py", include_str!("tandem_rl/_trl.py")),
     ("config.py", include_str!("tandem_rl/config.py")),
     ("run.py", include_str!("tandem_rl/run.py")),
     ("trainer.py", include_str!("tandem_rl/trainer.py")),

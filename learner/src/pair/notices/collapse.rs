@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use shared::{
     config::TrainConfig,
-    metrics,
+    metrics::{self, Figure},
     run::notices::{Notice, NoticeKind},
 };
 
@@ -210,9 +210,9 @@ fn is_utter(best: &Window, long: &Window) -> bool {
 fn words(best: &Window, now: &Window) -> String {
     let mut text = format!(
         "the policy has collapsed: the reward fell from {:.3} in {} to {:.3} in {}",
-        best.reward,
+        Figure(best.reward),
         best.steps(),
-        now.reward,
+        Figure(now.reward),
         now.steps()
     );
     if let (Some(before), Some(after)) = (best.entropy, now.entropy) {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use shared::{
-    metrics,
+    metrics::{self, Figure},
     run::notices::{Notice, NoticeKind},
 };
 
@@ -73,7 +73,13 @@ impl Detector for Fallen {
         vec![Notice::new(
             NoticeKind::RewardFallen,
             now.last,
-            format!("the reward fell from {:.3} in {} to {:.3} in {}", best.mean, best.steps(), now.mean, now.steps()),
+            format!(
+                "the reward fell from {:.3} in {} to {:.3} in {}",
+                Figure(best.mean),
+                best.steps(),
+                Figure(now.mean),
+                now.steps()
+            ),
             "a kept checkpoint from before may be the better model (`tandem compare` says so); go on from it with a \
              lower learning_rate or with beta > 0",
         )]

@@ -2,7 +2,7 @@
 
 use shared::{
     config::TrainConfig,
-    metrics,
+    metrics::{self, Figure},
     run::notices::{Notice, NoticeKind, had_gradient},
 };
 
@@ -43,7 +43,7 @@ impl Detector for Equal {
         let text = format!(
             "all completions of each prompt earned the same in {} (reward {:.3}), so nothing said which is better",
             self.streak.words(step),
-            reward.unwrap_or_default()
+            Figure(reward.unwrap_or_default())
         );
         let remedy = if self.has_learned && best {
             "if these prompts are solved, the run can end here or go on with harder ones"

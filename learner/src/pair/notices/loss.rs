@@ -1,7 +1,7 @@
 //! What newcomers take for a fault: a loss near 0.
 
 use shared::{
-    metrics,
+    metrics::{self, Figure},
     run::notices::{Notice, NoticeKind},
 };
 
@@ -29,7 +29,7 @@ impl Detector for NearZero {
             "a loss near 0 ({loss:.1e}) is as it should be: the ratio is 1 in the first pass over a batch, and the \
              advantages of a group cancel out"
         );
-        let remedy = format!("look at the gradient norm, which is {norm:.2}, and at the reward");
+        let remedy = format!("look at the gradient norm, which is {:.2}, and at the reward", Figure(norm));
         vec![Notice::new(NoticeKind::LossNearZero, seen.step(), text, remedy)]
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use shared::{
-    metrics,
+    metrics::{self, Figure},
     run::notices::{Notice, NoticeKind},
 };
 
@@ -78,7 +78,8 @@ fn constant(name: &str, score: f64, since: u64, step: u64) -> Notice {
         NoticeKind::ConstantReward,
         step,
         format!(
-            "reward function `{name}` gave {score} to every completion of {}, so it moves no advantage",
+            "reward function `{name}` gave {} to every completion of {}, so it moves no advantage",
+            Figure(score),
             steps(since, step)
         ),
         "look at completions/step-N.jsonl to see whether it should have; one that has done its work can be left out",

@@ -1,6 +1,7 @@
 //! Requests to a server, in the form of the revision that it speaks.
 
 use std::{
+    collections::HashMap,
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -11,7 +12,7 @@ use std::{
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::{http::Http, program::Program};
+use super::{headers::Mirrored, http::Http, program::Program};
 
 /// The revision without sessions.
 pub const STATELESS: &str = "2026-07-28";
@@ -123,6 +124,18 @@ impl Client {
             client.begin_session().await?;
         }
         Ok(client)
+    }
+
+    /// Whether calls have arguments in headers: over HTTP, in the revision without sessions.
+    pub fn has_headers(&self) -> bool {
+        matches!(self.wire, Wire::Http(_)) && self.era() == Era::Stateless
+    }
+
+    /// From now on, calls of tools have these arguments in headers too.
+    pub fn mirror(&self, mirrored: HashMap<String, Vec<Mirrored>>) {
+        if let Wire::Http(http) = &self.wire {
+            http.mirror(mirrored);
+        }
     }
 
     /// How the server ended, if it is a program that has ended.

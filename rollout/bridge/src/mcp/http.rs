@@ -1,6 +1,10 @@
 //! A server over HTTP: one request for each message, answered by JSON or by a stream of events.
 
-use std::borrow::Cow;
+use std::{
+    borrow::Cow,
+    collections::HashMap,
+    sync::{PoisonError, RwLock},
+};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use reqwest::{Response, StatusCode, header::CONTENT_TYPE};
@@ -9,6 +13,7 @@ use serde_json::Value;
 use super::{
     client::{Answer, CallError, Era, STATELESS, refused},
     events::Events,
+    headers::Mirrored,
 };
 use crate::{MAX_MESSAGE, http_client};
 
@@ -20,6 +25,8 @@ const REVISION: &str = "mcp-protocol-version";
 pub struct Http {
     client: reqwest::Client,
     address: String,
+    /// The arguments that have headers, by tool.
+    mirrored: RwLock<HashMap<String, Vec<Mirrored>>>,
 }
 
 impl Http {
@@ -28,7 +35,19 @@ impl Http {
     /// # Errors
     /// When there can be no client.
     pub fn new(address: &str) -> Result<Self, String> {
-        Ok(Self { client: http_client()?, address: address.to_owned() })
+        Ok(Self { client: http_client()?, address: address.to_owned(), mirrored: RwLock::default() })
+    }
+
+    /// From now on, calls of tools have these arguments in headers too.
+    pub fn mirror(&self, mirrored: HashMap<String, Vec<Mirrored>>) {
+        *self.mirrored.write().unwrap_or_else(PoisonError::into_inner) = mirrored;
+    }
+
+    /// Names and values of the headers for the arguments of a call.
+    fn of_arguments(&self, params: &Value) -> Vec<(String, String)> {
+        let mirrored = self.mirrored.read().unwrap_or_else(PoisonError::into_inner);
+        let of_tool = params["name"].as_str().and_then(|name| mirrored.get(name)).into_iter().flatten();
+        of_tool.filter_map(|one| Some((one.header.clone(), one.value(&params["arguments"])?))).collect()
     }
 
     /// Sends a message.
@@ -46,6 +65,9 @@ impl Http {
                     if let Some(name) = name.as_str() {
                         request = request.header(header, &*header_value(name));
                     }
+                }
+                for (header, value) in self.of_arguments(&message["params"]) {
+                    request = request.header(header, &*header_value(&value));
                 }
             }
             Era::Session { revision, id } => {

@@ -2,24 +2,31 @@
 //!
 //! The server is asked in the form of revision 2026-07-28 (`server/discover`, no session). One that does not know it
 //! gets `initialize`, and has a session and a stream of events. Tools keep nothing between two calls as far as the
-//! bridge knows, so an episode is nothing. A result with `isError`, and an error of the protocol about a call, are
-//! replies that count as failed.
+//! bridge knows, so an episode is nothing. Arguments that a tool marks for headers are sent there too. A result with
+//! `isError`, and an error of the protocol about a call, are replies that count as failed.
 
 mod client;
 mod events;
+mod headers;
 mod http;
 mod program;
 #[cfg(test)]
 mod tests;
+
+use std::collections::HashMap;
 
 use futures_util::future::join_all;
 use serde_json::{Map, Value, json};
 
 use crate::lines::{Call, Peer, Queued, Reply, Step, tool};
 use client::{CallError, Client, Wire};
+use headers::Mirrored;
 
 /// Most pages of a list of tools.
 const MAX_PAGES: usize = 100;
+
+/// The code of an error about headers that are not those which the tool asks for.
+const HEADER_MISMATCH: i64 = -32020;
 
 /// Why a server cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +60,7 @@ pub enum StartError {
 pub struct Mcp {
     client: Client,
     tools: Vec<Value>,
+    remarks: Vec<String>,
 }
 
 impl Mcp {
@@ -72,12 +80,20 @@ impl Mcp {
             )),
         };
         let client = Client::meet(wire.map_err(silent)?).await.map_err(|error| silent(error.to_string()))?;
-        let listed = list(&client).await;
-        let tools = listed.map_err(|reason| StartError::NoTools { server: server.to_owned(), reason })?;
+        let no_tools = |reason: String| StartError::NoTools { server: server.to_owned(), reason };
+        let Listed { tools, mirrored, remarks } = list(&client).await.map_err(no_tools)?;
         if tools.is_empty() {
-            return Err(StartError::Empty { server: server.to_owned() });
+            let empty = StartError::Empty { server: server.to_owned() };
+            return Err(remarks.into_iter().next().map_or(empty, no_tools));
         }
-        Ok(Self { client, tools })
+        client.mirror(mirrored);
+        Ok(Self { client, tools, remarks })
+    }
+
+    /// Why tools of its list are left out.
+    #[must_use]
+    pub fn remarks(&self) -> &[String] {
+        &self.remarks
     }
 
     /// JSON schemas of its tools.
@@ -99,7 +115,15 @@ impl Mcp {
             _ => return Ok(Reply::failed("the arguments are no object")),
         };
         let params = json!({"name": call.name, "arguments": arguments});
-        match self.client.ask("tools/call", params).await {
+        let mut answer = self.client.ask("tools/call", params.clone()).await;
+        if matches!(answer, Err(CallError::Refused { code: HEADER_MISMATCH, .. }))
+            && let Ok(Listed { mirrored, .. }) = list(&self.client).await
+        {
+            // The tool marks other arguments than when it was listed.
+            self.client.mirror(mirrored);
+            answer = self.client.ask("tools/call", params).await;
+        }
+        match answer {
             Ok(result) => Ok(reply(&result)),
             Err(CallError::Refused { message, .. }) => Ok(Reply::failed(message)),
             Err(error) => Err(error.to_string()),
@@ -139,17 +163,46 @@ fn scheme(server: &str) -> Option<String> {
     is_scheme.then(|| scheme.to_ascii_lowercase())
 }
 
+/// The tools of a server.
+#[derive(Debug, Default)]
+struct Listed {
+    /// Their JSON schemas.
+    tools: Vec<Value>,
+    /// Their arguments that have headers.
+    mirrored: HashMap<String, Vec<Mirrored>>,
+    /// Why others are left out.
+    remarks: Vec<String>,
+}
+
+impl Listed {
+    /// Adds a tool; with `has_headers`, calls of it have headers, and a tool that marks them wrongly is left out.
+    fn add(&mut self, listed: &Value, has_headers: bool) -> Option<()> {
+        let schema = schema(listed)?;
+        let name = listed["name"].as_str()?;
+        match Mirrored::of(&listed["inputSchema"]) {
+            _ if !has_headers => self.tools.push(schema),
+            Ok(mirrored) => {
+                self.mirrored.insert(name.to_owned(), mirrored);
+                self.tools.push(schema);
+            }
+            Err(reason) => self.remarks.push(format!("the tool {name} is left out: {reason}")),
+        }
+        Some(())
+    }
+}
+
 /// All tools, page by page.
-async fn list(client: &Client) -> Result<Vec<Value>, String> {
-    let (mut tools, mut params) = (Vec::new(), json!({}));
+async fn list(client: &Client) -> Result<Listed, String> {
+    let (mut found, mut params) = (Listed::default(), json!({}));
     for _ in 0..MAX_PAGES {
         let page = client.ask("tools/list", params).await.map_err(|error| error.to_string())?;
         let listed = page["tools"].as_array().ok_or("there is no list")?;
-        let schemas: Option<Vec<Value>> = listed.iter().map(schema).collect();
-        tools.extend(schemas.ok_or("a tool needs a name and a schema of its input")?);
+        for listed in listed {
+            found.add(listed, client.has_headers()).ok_or("a tool needs a name and a schema of its input")?;
+        }
         match &page["nextCursor"] {
             Value::String(cursor) => params = json!({"cursor": cursor}),
-            _ => return Ok(tools),
+            _ => return Ok(found),
         }
     }
     Err(format!("the list has more than {MAX_PAGES} pages"))

@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicBool, Ordering},
+    atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
 use serde_json::{Value, json};
@@ -185,6 +185,66 @@ async fn a_server_without_tools_is_refused() {
     let server = stateless(&[]).await;
     let error = Mcp::meet(&server).await.unwrap_err().to_string();
     assert!(error.starts_with(&format!("{server} lists no tools")), "{error}");
+}
+
+/// A server without sessions with one list of tools after another, which answers a call by its headers for arguments
+/// and refuses one without them.
+async fn marking(lists: Vec<Value>) -> String {
+    let asked_for = AtomicUsize::new(0);
+    let address = http(move |asked| {
+        let sent: Value = serde_json::from_str(&asked.body).unwrap();
+        let of_arguments = || asked.headers.iter().filter(|(name, _)| name.starts_with("mcp-param-"));
+        let result = match sent["method"].as_str() {
+            Some("server/discover") => json!({"supportedVersions": [STATELESS]}),
+            Some("tools/list") => {
+                let at = asked_for.fetch_add(1, Ordering::SeqCst).min(lists.len() - 1);
+                json!({"tools": lists[at]})
+            }
+            _ if of_arguments().count() == 0 => Value::Null,
+            _ => {
+                let lines: Vec<String> = of_arguments().map(|(name, value)| format!("{name}: {value}")).collect();
+                json!({"content": [{"type": "text", "text": lines.join("\n")}]})
+            }
+        };
+        let headers = vec![("content-type".to_owned(), "application/json".to_owned())];
+        if result.is_null() {
+            let error = json!({"code": -32020, "message": "Header mismatch"});
+            return (400, headers, json!({"jsonrpc": "2.0", "id": sent["id"], "error": error}).to_string());
+        }
+        (200, headers, json!({"jsonrpc": "2.0", "id": sent["id"], "result": result}).to_string())
+    });
+    format!("http://{}/mcp", address.await)
+}
+
+/// A tool with an argument whose schema is this.
+fn with_argument(name: &str, schema: &Value) -> Value {
+    json!({"name": name, "inputSchema": {"type": "object", "properties": {"region": schema}}})
+}
+
+#[tokio::test]
+async fn marked_arguments_reach_a_server_without_sessions_in_headers() {
+    let marked = json!({"type": "string", "x-mcp-header": "Region"});
+    let wrong = json!({"type": "number", "x-mcp-header": "Region"});
+    let lists = json!([with_argument("query", &marked), with_argument("wrong", &wrong)]);
+    let peer = Mcp::meet(&marking(vec![lists]).await).await.unwrap();
+    assert_eq!(names(&peer), ["query"]);
+    let left_out = "the tool wrong is left out: `x-mcp-header` \"Region\" marks what is no text, whole number or truth";
+    assert!(peer.remarks().len() == 1 && peer.remarks()[0].starts_with(left_out), "{:?}", peer.remarks());
+    let in_region = |region: Value| json!({"region": region, "query": "SELECT 1"});
+    assert_eq!(call(&peer, "query", in_region("us-west1".into())).await, said("mcp-param-region: us-west1"));
+    let encoded = said("mcp-param-region: =?base64?TcO8bmNoZW4=?=");
+    assert_eq!(call(&peer, "query", in_region("München".into())).await, encoded);
+    assert_eq!(call(&peer, "query", in_region(Value::Null)).await, Reply::failed("Header mismatch"));
+    let none = Mcp::meet(&marking(vec![json!([with_argument("wrong", &wrong)])]).await).await.unwrap_err().to_string();
+    assert!(none.contains("cannot be listed: the tool wrong is left out"), "{none}");
+}
+
+#[tokio::test]
+async fn a_tool_that_has_come_to_mark_an_argument_is_listed_again() {
+    let [plain, marked] = [json!({"type": "string"}), json!({"type": "string", "x-mcp-header": "Region"})];
+    let lists = [plain, marked].map(|schema| json!([with_argument("query", &schema)]));
+    let peer = Mcp::meet(&marking(lists.to_vec()).await).await.unwrap();
+    assert_eq!(call(&peer, "query", json!({"region": "north"})).await, said("mcp-param-region: north"));
 }
 
 #[tokio::test]

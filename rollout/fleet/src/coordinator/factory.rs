@@ -13,6 +13,7 @@ use shared::{
     ModelDir, RunDir,
     channel::incarnation,
     config::{RewardsOn, TrainConfig},
+    run::workers,
 };
 use shared_fleet::{ListenOptions, ZenohCoordinator};
 use shared_store::Store;
@@ -20,7 +21,7 @@ use shared_store::Store;
 use super::{
     arbiter::{Arbiter, ArbiterOptions},
     check::Checks,
-    fleet::Fleet,
+    fleet::{Door, Fleet},
     scheduler::{Scheduler, SchedulerOptions},
 };
 use crate::{
@@ -91,11 +92,12 @@ fn open(
         engine: EngineOptions { max_num_seqs: CHECKED_AT_ONCE, hot_swap: false, memory: None, ..options },
     });
     let workers_score = config.rewards_on == RewardsOn::Workers;
-    let at = config.listen.clone().unwrap_or_default();
+    let door =
+        Door { listen: config.listen.clone().unwrap_or_default(), join: workers::join(config).unwrap_or_default() };
     let weights =
         if config.versions_stay() { run_dir.weights().display().to_string() } else { store_name(&place).to_owned() };
-    tracing::info!("workers join at {at}, and find weights in {weights}");
-    Fleet::start(end, scheduler, publisher, arbiter, workers_score, run_dir.clone(), at)
+    tracing::info!("workers join at {}, and find weights in {weights}", door.listen);
+    Fleet::start(end, scheduler, publisher, arbiter, workers_score, run_dir.clone(), door)
         .context("thread that answers workers")
 }
 

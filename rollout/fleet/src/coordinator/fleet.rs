@@ -37,6 +37,15 @@ const NONE: PolicyVersion = PolicyVersion(u64::MAX);
 /// How long [`Generate::advance`] of a [`Fleet`] waits for completions.
 const STEP: Duration = Duration::from_millis(5);
 
+/// Where workers reach the coordinator, for messages.
+#[derive(Debug, Clone, Default)]
+pub struct Door {
+    /// The address.
+    pub listen: String,
+    /// The command that starts a worker.
+    pub join: String,
+}
+
 /// Workers as the generator of the step loop.
 pub struct Fleet {
     shared: Arc<Shared>,
@@ -71,7 +80,7 @@ struct Pending {
 }
 
 impl Fleet {
-    /// Begins to answer calls at `end`. `listen` is the address at which workers reach it, for messages. With
+    /// Begins to answer calls at `end`. `door` is where workers reach it, for messages. With
     /// `workers_score`, workers score the completions that they make.
     ///
     /// # Errors
@@ -83,10 +92,10 @@ impl Fleet {
         arbiter: Arbiter,
         workers_score: bool,
         run_dir: RunDir,
-        listen: String,
+        door: Door,
     ) -> std::io::Result<Self> {
         let shared = Arc::new(Shared::new(scheduler, publisher.trouble()));
-        let thread = Server::start(end, Arc::clone(&shared), run_dir, listen)?;
+        let thread = Server::start(end, Arc::clone(&shared), run_dir, door)?;
         Ok(Self {
             shared,
             publisher,

@@ -16,7 +16,7 @@ use shared::{
     run::workers,
 };
 
-use super::{scheduler::Scheduler, table};
+use super::{fleet::Door, scheduler::Scheduler, table};
 use crate::weights::Trouble;
 
 /// How long the thread waits for a call before it looks whether workers are to be woken.
@@ -73,7 +73,7 @@ pub(super) struct Server<E> {
     end: E,
     shared: Arc<Shared>,
     run_dir: RunDir,
-    listen: String,
+    door: Door,
     /// The time since which nobody samples.
     alone: Instant,
     /// When a warning last said so.
@@ -81,12 +81,12 @@ pub(super) struct Server<E> {
 }
 
 impl<E: CoordinatorEnd + 'static> Server<E> {
-    /// Begins to answer calls at `end`. `listen` is the address at which workers reach it, for messages.
+    /// Begins to answer calls at `end`. `door` is where workers reach it, for messages.
     ///
     /// # Errors
     /// When no thread can be started.
-    pub(super) fn start(end: E, shared: Arc<Shared>, run_dir: RunDir, listen: String) -> io::Result<JoinHandle<()>> {
-        let mut server = Self { end, shared, run_dir, listen, alone: Instant::now(), told: None };
+    pub(super) fn start(end: E, shared: Arc<Shared>, run_dir: RunDir, door: Door) -> io::Result<JoinHandle<()>> {
+        let mut server = Self { end, shared, run_dir, door, alone: Instant::now(), told: None };
         thread::Builder::new().name("coordinator".into()).spawn(move || server.run())
     }
 
@@ -144,10 +144,11 @@ impl<E: CoordinatorEnd + 'static> Server<E> {
             (self.alone, self.told) = (now, None);
         } else if now.duration_since(self.told.unwrap_or(self.alone)) >= ALONE {
             let seconds = now.duration_since(self.alone).as_secs();
-            tracing::warn!("no worker has sampled for {seconds} s; start some: {}", workers::join(&self.listen));
+            tracing::warn!("no worker has sampled for {seconds} s; start some: {}", self.door.join);
             self.told = Some(now);
         }
-        table.listen.clone_from(&self.listen);
+        table.listen.clone_from(&self.door.listen);
+        table.join.clone_from(&self.door.join);
         table.alone_s = now.duration_since(self.alone).as_secs_f64();
         table.store_bytes_out = self.shared.store_bytes.load(Ordering::Relaxed);
         table.store_versions = self.shared.store_versions.load(Ordering::Relaxed);

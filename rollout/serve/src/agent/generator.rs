@@ -25,6 +25,9 @@ use tokio::sync::Notify;
 use super::{Outcome, Place, Said, Sample, Samples, Starter, path::Path};
 use crate::desk::{Desk, Serve};
 
+/// Characters of an agent's last line that a message shows.
+const SHOWN: usize = 80;
+
 /// A generator inside a run has no adapters beside the policy.
 impl Serve for dyn PairGenerator {
     fn begin_with(&mut self, request: Request, _: Option<LoadedAdapter>) -> Result<(), EngineError> {
@@ -277,12 +280,25 @@ fn judged(given: Option<f64>, outcome: Outcome) -> Result<f64, (EpisodeEnd, Stri
         (None, Outcome::Failed(reason)) => Err((EpisodeEnd::EnvironmentFailed, reason)),
         (None, Outcome::Done(line)) => match line.parse::<f64>() {
             Ok(reward) if reward.is_finite() => Ok(reward),
-            Ok(reward) => {
-                Err((EpisodeEnd::EnvironmentFailed, format!("the agent's last line is {reward}, which is no reward")))
-            }
-            Err(_) => Ok(1.0),
+            Err(_) if !begins_like_a_number(&line) => Ok(1.0),
+            _ => Err((EpisodeEnd::EnvironmentFailed, no_reward(&line))),
         },
     }
+}
+
+/// Whether somebody may have meant a line for a number: `0,5`, `50%`, `1/2`.
+fn begins_like_a_number(line: &str) -> bool {
+    // The last of them is the minus of typography.
+    let digits = line.strip_prefix(['+', '-', '\u{2212}']).unwrap_or(line);
+    digits.strip_prefix(['.', ',']).unwrap_or(digits).starts_with(char::is_numeric)
+}
+
+fn no_reward(line: &str) -> String {
+    let quoted: String = line.chars().take(SHOWN).collect();
+    format!(
+        "the agent's last line begins like a number and is no finite one: `{quoted}`; let it print the reward alone, \
+         as in 0.5, or send it to `POST /reward`, or end with a line of words for the reward 1"
+    )
 }
 
 impl Generate for Agents {
@@ -426,5 +442,25 @@ mod tests {
         assert_eq!(end(None, done("nan")), EpisodeEnd::EnvironmentFailed);
         assert_eq!(end(None, Outcome::Failed("crash".into())), EpisodeEnd::EnvironmentFailed);
         assert_eq!(end(Some(1.0), Outcome::Late("late".into())), EpisodeEnd::Deadline);
+    }
+
+    #[test]
+    fn a_last_line_that_was_meant_for_a_number_is_a_failure_that_names_it() {
+        let reward = |line: &str| judged(None, Outcome::Done(line.into()));
+        let commas = ["0,5", "+1,5", ",5"];
+        let others = ["1e", "0.5/1", "50%", "50 %", "NaN", "-inf", "1e999", "-0.5.", ".5x", "\u{2212}0.5", "½"];
+        for line in commas.into_iter().chain(others).chain(["3 of 4 tests passed"]) {
+            let (end, reason) = reward(line).unwrap_err();
+            assert_eq!(end, EpisodeEnd::EnvironmentFailed, "{line}");
+            assert!(reason.contains(&format!("`{line}`; let it print the reward alone, as in 0.5")), "{reason}");
+        }
+        let long = "1ä".repeat(SHOWN);
+        assert!(reward(&long).unwrap_err().1.contains(&format!("`{}`;", "1ä".repeat(SHOWN / 2))));
+        for (line, score) in [("0.5", 0.5), ("+.5", 0.5), ("-1e-3", -1e-3), ("5.", 5.0)] {
+            assert_eq!(reward(line), Ok(score), "{line}");
+        }
+        for line in ["all 4 tests passed", "-- done --", "...", "- 1 is none", "{\"reward\": 0.5}", "nanny", "inf."] {
+            assert_eq!(reward(line), Ok(1.0), "{line}");
+        }
     }
 }

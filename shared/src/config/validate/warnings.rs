@@ -64,6 +64,10 @@ impl TrainConfig {
             "`importance_sampling_correction` is off with a rounded `kv_dtype`: nothing corrects for the rounding"
         );
         warn_if!(
+            self.shard_optimizer && self.learner_ranks == 1,
+            "`shard_optimizer` has no effect with `learner_ranks` 1: one process holds all of the optimiser's moments"
+        );
+        warn_if!(
             self.old_policy_kl_coef > 0.0 && self.updates_per_step() == 1,
             "`old_policy_kl_coef` has no effect with one optimiser update per step: that begins with the old policy \
              itself"
@@ -289,9 +293,15 @@ mod tests {
     }
 
     #[test]
+    fn moments_that_ranks_share_are_not_remarked_on() {
+        let ranks = TrainConfig { shard_optimizer: true, learner_ranks: 2, ..valid() };
+        assert_eq!(ranks.warnings(), Vec::<String>::new());
+    }
+
+    #[test]
     fn every_remark_names_its_option() {
         type Change = fn(&mut TrainConfig);
-        let cases: [(&str, Change); 29] = [
+        let cases: [(&str, Change); 30] = [
             ("temperature", |c| c.temperature = 1.2),
             ("temperature", |c| c.temperature = 0.5),
             ("num_generations", |c| c.num_generations = 2),
@@ -340,6 +350,7 @@ mod tests {
             }),
             ("kv_dtype", |c| (c.kv_dtype, c.rollout_dtype) = (KvDtype::Int8, RolloutDtype::Bf16x3)),
             ("rollout_device", |c| c.rollout_device = Device::Cuda),
+            ("shard_optimizer", |c| c.shard_optimizer = true),
             ("old_policy_kl_coef", |c| c.old_policy_kl_coef = 1.0),
             ("lone_advantage", |c| {
                 c.lone_advantage = LoneAdvantage::Reward;

@@ -39,7 +39,7 @@ impl EpisodeEnd {
     }
 }
 
-/// Messages as JSON: a frame cannot hold values of any type.
+/// Messages as JSON: a frame cannot hold values of any type. Those of several conversations are a list for each.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Messages(String);
 
@@ -53,10 +53,30 @@ impl Messages {
         Self(serde_json::to_string(messages).expect("values of JSON have a text"))
     }
 
-    /// The messages; none where the text is no such list.
+    /// The text of the messages of conversations.
+    ///
+    /// # Panics
+    /// Never: values of JSON have a text.
+    #[must_use]
+    pub fn of_each(conversations: &[Vec<Value>]) -> Self {
+        match conversations {
+            [] => Self::of(&[]),
+            [one] => Self::of(one),
+            several => Self(serde_json::to_string(several).expect("values of JSON have a text")),
+        }
+    }
+
+    /// The messages, of one conversation after the other; none where the text is no such list.
     #[must_use]
     pub fn values(&self) -> Vec<Value> {
-        serde_json::from_str(&self.0).unwrap_or_default()
+        self.of_conversations().into_iter().flatten().collect()
+    }
+
+    /// The messages of each conversation.
+    #[must_use]
+    pub fn of_conversations(&self) -> Vec<Vec<Value>> {
+        let of_one = || vec![serde_json::from_str(&self.0).unwrap_or_default()];
+        serde_json::from_str::<Vec<Vec<Value>>>(&self.0).ok().filter(|all| !all.is_empty()).unwrap_or_else(of_one)
     }
 }
 
@@ -146,6 +166,19 @@ mod tests {
         assert_eq!(exchange.messages.values(), messages);
         assert_eq!(exchange.reason(), None);
         assert_eq!(Messages("{".into()).values(), [] as [Value; 0]);
+    }
+
+    #[test]
+    fn messages_of_several_conversations_stay_apart() {
+        let [first, second] = [json!({"role": "assistant", "content": "a"}), json!({"role": "user", "content": "b"})];
+        let all = vec![vec![first.clone()], vec![second.clone(), first.clone()], Vec::new()];
+        let messages = Messages::of_each(&all);
+        assert_eq!(messages.of_conversations(), all);
+        assert_eq!(messages.values(), [first.clone(), second, first.clone()]);
+        let alone = Messages::of_each(&all[..1]);
+        assert_eq!(alone, Messages::of(&all[0]), "as before there were several");
+        assert_eq!(alone.of_conversations(), all[..1]);
+        assert_eq!(Messages::of_each(&[]).of_conversations(), [Vec::<Value>::new()]);
     }
 
     #[test]

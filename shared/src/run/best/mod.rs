@@ -3,6 +3,7 @@
 //! Everything follows from `eval.jsonl` and from the checkpoints on disk, and no state is carried from step to step. So
 //! a run that goes on from a checkpoint has the best value and the count that it had there.
 
+mod lost;
 mod selection;
 
 use std::{fmt, io};
@@ -12,8 +13,10 @@ use serde::{Deserialize, Serialize};
 use crate::{
     RunDir,
     files::atomic::{self, named},
+    metrics::Figure,
 };
 
+pub use lost::lost_evaluations;
 pub use selection::Selection;
 
 /// Most bytes of `best.json`.
@@ -61,7 +64,7 @@ impl Best {
 /// `checkpoint-40 (eval_accuracy 0.6100)`.
 impl fmt::Display for Best {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "checkpoint-{} ({} {:.4})", self.step, self.metric, self.value)
+        write!(f, "checkpoint-{} ({} {:.4})", self.step, self.metric, Figure(self.value))
     }
 }
 
@@ -82,6 +85,8 @@ mod tests {
         fs::create_dir(run.checkpoint(40)).unwrap();
         assert_eq!(Best::of(&run).unwrap(), Some(best.clone()));
         assert_eq!(best.to_string(), "checkpoint-40 (eval_accuracy 0.3000)");
+        let extreme = Best { value: 1e300, ..best };
+        assert_eq!(extreme.to_string(), "checkpoint-40 (eval_accuracy 1.0000e300)");
         fs::write(run.best(), "{").unwrap();
         assert!(Best::of(&run).unwrap_err().to_string().contains("best.json"));
     }

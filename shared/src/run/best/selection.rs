@@ -2,16 +2,15 @@
 
 use crate::{
     config::{BestMetric, TrainConfig},
-    metrics::{self, Key, MetricRecord},
+    metrics::{Figure, Key, MetricRecord},
     run::{
-        best::Best,
+        best::{
+            Best,
+            lost::{is_lost, step_of},
+        },
         notices::{Notice, NoticeKind},
     },
 };
-
-/// Share of its prompts from which on failures make an evaluation worthless: what is left are the prompts that needed
-/// nothing of what is broken, and their figures say nothing about the others.
-const FAILED_SHARE: f64 = 0.1;
 
 /// `metric_for_best_model` and the options that go with it.
 #[derive(Debug, Clone)]
@@ -20,16 +19,6 @@ pub struct Selection {
     greater_is_better: bool,
     patience: Option<u64>,
     threshold: f64,
-}
-
-fn step_of(record: &MetricRecord) -> u64 {
-    record.get(metrics::STEP).map_or(0, |step| step as u64)
-}
-
-/// The prompts of an evaluation that failed, and all of them, where these are too many.
-fn failed(record: &MetricRecord) -> Option<(f64, f64)> {
-    let prompts = record.get(metrics::EVAL_FAILED_PROMPTS).zip(record.get(metrics::EVAL_PROMPTS));
-    prompts.filter(|(failed, all)| *failed > FAILED_SHARE * all)
 }
 
 /// What the evaluations up to a version say.
@@ -57,54 +46,23 @@ impl Selection {
     }
 
     /// Steps and values of the evaluations up to a version, in their order. The starting model is not counted: it has
-    /// no checkpoint. Nor is an evaluation of which [too much](FAILED_SHARE) has failed.
+    /// no checkpoint. Nor is an evaluation of which [too much](is_lost) has failed.
     fn values<'r>(
         &self,
         evaluations: &'r [MetricRecord],
         through: u64,
     ) -> impl Iterator<Item = (u64, Option<f64>)> + 'r {
         let metric = self.metric.clone();
-        let is_counted =
-            move |record: &&MetricRecord| (1..=through).contains(&step_of(record)) && failed(record).is_none();
+        let is_counted = move |record: &&MetricRecord| (1..=through).contains(&step_of(record)) && !is_lost(record);
         evaluations.iter().filter(is_counted).map(move |record| (step_of(record), record.get(metric.clone())))
     }
 
-    /// The notices of evaluations up to a version that are not counted, since too much of them has failed.
-    #[must_use]
-    pub fn left_out(&self, evaluations: &[MetricRecord], through: u64) -> Vec<Notice> {
-        let made = evaluations.iter().filter(|record| (1..=through).contains(&step_of(record)));
-        made.filter_map(|record| self.of_failures(record)).collect()
-    }
-
-    fn of_failures(&self, record: &MetricRecord) -> Option<Notice> {
-        let step = step_of(record);
-        let (prompts_failed, prompts) = failed(record)?;
-        let count = |metric| record.get(metric).unwrap_or(0.0);
-        let lost = count(metrics::EVAL_ENVIRONMENT_FAILED) + count(metrics::EVAL_ENVIRONMENT_LATE);
-        // A conversation without its environment has failed by every function, none of which was asked.
-        let of_function = |(name, failures): (&str, Option<f64>)| {
-            let own = failures.filter(|failures| *failures > lost)? - lost;
-            Some(format!("reward function `{name}` failed on {own} completions"))
-        };
-        let of_environments = (lost > 0.0).then(|| format!("{lost} conversations lost their environment"));
-        let reasons: Vec<String> = of_environments
-            .into_iter()
-            .chain(record.family(metrics::EVAL_REWARDS_FAILED).filter_map(of_function))
-            .collect();
-        let kind = if lost > 0.0 { NoticeKind::EnvironmentLost } else { NoticeKind::RewardFailures };
-        let patience = if self.patience.is_some() { ", nor counts for `early_stopping_patience`" } else { "" };
-        let notice = Notice::new(
-            kind,
-            step,
-            format!(
-                "in the evaluation of step {step}, {prompts_failed} of {prompts} prompts have no score because \
-                 something failed ({}), so it makes no best checkpoint{patience}",
-                reasons.join(", ")
-            ),
-            "logs/rollout.log has the reasons; correct what failed, or give it more time",
-        );
-        // Each one is news, and says which it is about.
-        Some(notice.about(&format!("evaluation of step {step}")))
+    /// What becomes of an evaluation of which too much has failed.
+    pub(super) fn of_lost(&self) -> &'static str {
+        match self.patience {
+            Some(_) => "it makes no best checkpoint, nor counts for `early_stopping_patience`",
+            None => "it makes no best checkpoint",
+        }
     }
 
     /// What the evaluations up to a version say, as transformers' `EarlyStoppingCallback` counts: an evaluation is an
@@ -146,7 +104,9 @@ impl Selection {
             several => format!("{several} evaluations"),
         };
         let than = match best {
-            Some((at, value)) => format!("`{metric}` has not got better than {value:.4} (step {at}){margin}"),
+            Some((at, value)) => {
+                format!("`{metric}` has not got better than {:.4} (step {at}){margin}", Figure(value))
+            }
             None => format!("`{metric}` has had no value"),
         };
         Some(Notice::new(
@@ -161,6 +121,7 @@ impl Selection {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{metrics, run::best::lost_evaluations};
 
     fn selection(change: impl FnOnce(&mut TrainConfig)) -> Selection {
         let mut config = TrainConfig { metric_for_best_model: Some("eval_reward".into()), ..TrainConfig::default() };
@@ -223,30 +184,9 @@ mod tests {
         assert_eq!([2, 4, 6, 8].map(best), [None, Some(4), Some(4), Some(8)]);
         let stops = |step| selection.stops(&list, step, 90).is_some();
         assert_eq!([2, 4, 6, 8, 10].map(stops), [false, false, false, false, true]);
-        let told: Vec<u64> = selection.left_out(&list, 10).iter().map(|notice| notice.step).collect();
-        assert_eq!(told, [2, 6]);
-        assert_eq!(selection.left_out(&list, 1), []);
-    }
-
-    #[test]
-    fn what_failed_in_an_evaluation_is_told_with_its_figures() {
-        let mut list = with_failures(&[(0.0, 0), (1.0, 182)]);
-        list[1].count(metrics::EVAL_ENVIRONMENT_FAILED, 180).count(metrics::EVAL_ENVIRONMENT_LATE, 1);
-        for (name, failed) in [("judge", 182), ("format", 181)] {
-            list[1].count(metrics::EVAL_REWARDS_FAILED.of(name), failed);
-        }
-        let notice = selection(|_| ()).left_out(&list, 2).remove(0);
-        let text = "in the evaluation of step 2, 182 of 200 prompts have no score because something failed (181 \
-                    conversations lost their environment, reward function `judge` failed on 1 completions), so it \
-                    makes no best checkpoint";
-        assert_eq!((notice.kind, &*notice.text), (NoticeKind::EnvironmentLost, text));
-        let patient = selection(|c| c.early_stopping_patience = Some(1));
-        list[1].count(metrics::EVAL_ENVIRONMENT_FAILED, 0).count(metrics::EVAL_ENVIRONMENT_LATE, 0);
-        let of_functions = patient.left_out(&list, 2).remove(0);
-        assert_eq!(of_functions.kind, NoticeKind::RewardFailures);
-        assert!(of_functions.text.ends_with("nor counts for `early_stopping_patience`"), "{}", of_functions.text);
-        list[1].count(metrics::STEP, 4);
-        assert!(!patient.left_out(&list, 4).remove(0).repeats(&of_functions), "each is told");
+        let told = |through| lost_evaluations(Some(&selection), &list, through);
+        assert_eq!(told(10).iter().map(|notice| notice.step).collect::<Vec<_>>(), [2, 6]);
+        assert_eq!(told(1), []);
     }
 
     #[test]

@@ -17,6 +17,9 @@ pub struct TokenRecord {
     /// The owner mask: 1 for each sampled token, 0 for each given one; left out if all were sampled.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub owner: Vec<u8>,
+    /// First tokens of the conversations of an agent beside the first one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub branches: Vec<u32>,
     /// Runs of versions of the weights: (first token, version).
     pub versions: Vec<(u32, u64)>,
     /// Log-probs under the distribution that the sampler drew from.

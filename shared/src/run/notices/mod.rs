@@ -62,6 +62,9 @@ choices! {
         ToolsFail = "tools_fail",
         /// More than a tenth of the conversations of a step lost their environment: it failed, or was late.
         EnvironmentLost = "environment_lost",
+        /// More than a tenth of the prompts of an evaluation have no score, since environments or reward functions
+        /// failed. Told once for each evaluation.
+        EvaluationLost = "evaluation_lost",
         /// No update of several steps running had a gradient, for another reason than equal rewards.
         NoGradient = "no_gradient",
         /// Every update of several steps running was left out, since loss or gradient was not finite.
@@ -112,22 +115,23 @@ impl Notice {
 
     /// Whether both notices say the same of the same subject, so that one is enough. Some kinds are news each time:
     /// changed options at each resume, actions of the guard, refusals, a full disk, and an early end; and a learning
-    /// rate may first be too high and then too low.
+    /// rate may first be too high and then too low. Each evaluation has its own notice, also when it is made again.
     #[must_use]
     pub fn repeats(&self, other: &Self) -> bool {
         use NoticeKind::{
-            CheckpointDamaged, CheckpointUnchecked, CodeChanged, DataChanged, DiskShort, Guard, LearningRate,
-            OptionsChanged, RecordsDamaged, StoppedEarly, VersionRefused,
+            CheckpointDamaged, CheckpointUnchecked, CodeChanged, DataChanged, DiskShort, EvaluationLost, Guard,
+            LearningRate, OptionsChanged, RecordsDamaged, StoppedEarly, VersionRefused,
         };
         let at_resume = matches!(
             self.kind,
             OptionsChanged | DataChanged | CodeChanged | CheckpointDamaged | CheckpointUnchecked | RecordsDamaged
         );
         let event = at_resume || matches!(self.kind, Guard | DiskShort | VersionRefused | StoppedEarly);
+        let by_its_step = event || self.kind == EvaluationLost;
         let by_its_words = event || self.kind == LearningRate;
         self.kind == other.kind
             && self.subject == other.subject
-            && (!event || self.step == other.step)
+            && (!by_its_step || self.step == other.step)
             && (!by_its_words || self.text == other.text)
     }
 }

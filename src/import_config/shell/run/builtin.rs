@@ -10,21 +10,13 @@ use super::{
 impl Shell {
     /// The output of commands that are all `echo`; they change nothing here.
     pub(in crate::import_config::shell) fn printed_by(&mut self, program: &Program) -> Option<Word> {
-        let mut inner = Self {
-            variables: self.variables.clone(),
-            arguments: self.arguments.clone(),
-            functions: self.functions.clone(),
-            line: self.line,
-            count: self.count,
-            depth: self.depth + 1,
-            ..Self::default()
-        };
+        let mut inner = self.copy();
         if self.depth > DEEPEST {
             return None;
         }
         inner.program(program);
         self.count = inner.count;
-        let Script { commands, notes } = inner.script;
+        let Script { commands, notes, .. } = inner.script;
         if inner.forks > 0 || !notes.is_empty() {
             return None;
         }

@@ -104,7 +104,8 @@ fn made_up_run(dir: &Path, steps: u64, text: impl Fn(u64, u64) -> String) {
 fn workers(rows: &[Value]) -> WorkersTable {
     let table = json!({
         "written": shared::run::workers::now(),
-        "listen": "tls/0.0.0.0:7447", "version": 7, "verified": 12, "disputed": 1,
+        "listen": "tls/0.0.0.0:7447", "join": "tandem worker --join tls/HOST:7447 --token-file FILE",
+        "version": 7, "verified": 12, "disputed": 1,
         "refused_calls": 2, "store_bytes_out": 4_200_000_000_u64, "workers": rows,
     });
     serde_json::from_value(table).unwrap()

@@ -36,7 +36,8 @@ fn workers_are_seen_while_they_come_and_go() {
     browser.window(390, 844, true);
     browser.open(&ui.address);
     browser.eval("document.querySelectorAll('.runs input').forEach((box) => box.checked || box.click())");
-    let waits = "No worker has been at work for 1 min 15 s, and the run waits: tandem worker --join tls/HOST:7447";
+    let waits = "No worker has been at work for 1 min 15 s, and the run waits: tandem worker --join tls/HOST:7447 \
+        --token-file FILE";
     browser.wait_for(&format!("document.querySelector('.workers')?.closest('section').innerText.includes('{waits}')"));
     assert_eq!(
         browser.eval("document.querySelectorAll('table.workers').length"),

@@ -1,11 +1,13 @@
 """The arguments of a run, by TRL's names and by those of `run.toml`.
 
-No name, default or rule is written here: `tandem schema` has all options, and `tandem import-config` translates TRL's
-arguments. The package asks both programs.
+No option, default of one or rule is written here: `tandem schema` has all options, and `tandem import-config`
+translates TRL's arguments. The package asks both programs.
 """
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import datetime
 import decimal
 import difflib
@@ -18,6 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
+from tandem_rl import _trl
 from tandem_rl._programs import ask
 
 # Arguments about the calling process, with their defaults.
@@ -29,7 +32,10 @@ _MOST_DIGITS = 17
 @functools.lru_cache(maxsize=None)
 def _schema() -> Dict[str, Dict[str, Any]]:
     """The description of each option; another name of an option has a `$ref` to it."""
-    return json.loads(ask("schema"))["properties"]
+    described = json.loads(ask("schema"))["properties"]
+    # A table for `tandem sweep`, which a run does not have.
+    described.pop("sweep", None)
+    return described
 
 
 def _option(name: str) -> Optional[str]:
@@ -39,13 +45,49 @@ def _option(name: str) -> Optional[str]:
 
 
 def _names() -> List[str]:
-    return [*_schema(), *_LOCAL]
+    return [*_schema(), *_LOCAL, *_trl.DEFAULTS]
+
+
+def _default(name: str) -> Any:
+    """The value of an argument that is not given; its own copy, which may be changed."""
+    option = _option(name)
+    if option is not None:
+        return copy.deepcopy(_schema()[option].get("default"))
+    return copy.deepcopy({**_trl.DEFAULTS, **_LOCAL}[name])
+
+
+@functools.lru_cache(maxsize=None)
+def _dataclass() -> type:
+    """A dataclass with a field for each argument. `dataclasses.replace` hands `_source` on beside these."""
+    fields: List[Any] = [("_source", dataclasses.InitVar[Any], None)]
+    for name in _names():
+        if _option(name) in (None, name):
+            value = _default(name)
+            is_plain = value is None or isinstance(value, (str, bool, int, float))
+            field = dataclasses.field(default=value) if is_plain else _with_factory(name)
+            fields.append((name, Any, field))
+    return dataclasses.make_dataclass("GRPOConfig", fields, init=False, repr=False, eq=False)
+
+
+def _with_factory(name: str) -> Any:
+    return dataclasses.field(default_factory=functools.partial(_default, name))
+
+
+class _OfDataclass:
+    """What `dataclasses` looks for in a class. It takes the options of Tandem, so it is made at its first use."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __get__(self, instance: Any, owner: Optional[type] = None) -> Any:
+        return getattr(_dataclass(), self._name)
 
 
 class Translation:
     """Arguments as options of `run.toml`."""
 
     def __init__(self, arguments: Mapping[str, Any]):
+        arguments = {name: value for name, value in arguments.items() if not _trl.says_nothing(name, value)}
         said = translated(arguments) if arguments else {}
         #: Values by option.
         self.options: Dict[str, Any] = said.get("options", {})
@@ -190,7 +232,8 @@ class GRPOConfig:
 
     An argument of TRL means what `tandem import-config` reads it as (docs/importing.md): some have another name or unit
     in Tandem, and some have no effect, which the start of a run says. Attributes have the values that were given, else
-    the defaults of Tandem. To assign an attribute gives the argument.
+    the defaults of Tandem, and those of TRL where an argument is no option of Tandem. To assign an attribute gives the
+    argument. `dataclasses.replace`, `fields` and `asdict` take a configuration as they take TRL's.
 
     Args:
         output_dir: folder of the run.
@@ -201,20 +244,44 @@ class GRPOConfig:
         ValueError: a value that cannot be used, with the reason.
     """
 
+    __dataclass_fields__ = _OfDataclass("__dataclass_fields__")
+    __dataclass_params__ = _OfDataclass("__dataclass_params__")
+
     def __init__(self, output_dir: Optional[str] = None, **arguments: Any):
         object.__setattr__(self, "_given", {})
         object.__setattr__(self, "_local", dict(_LOCAL))
         if output_dir is not None:
             arguments = {"output_dir": output_dir, **arguments}
+        source = arguments.pop("_source", None)
+        if source is not None:
+            # `dataclasses.replace` gives every argument, also those that the source has by itself.
+            object.__setattr__(self, "_given", source._given)
+            object.__setattr__(self, "_local", source._local)
+            arguments = {name: value for name, value in arguments.items() if source._differs(name, value)}
         self._take(arguments)
+
+    @property
+    def _source(self) -> GRPOConfig:
+        return self
+
+    def _differs(self, name: str, value: Any) -> bool:
+        """Whether an argument has another value here, or none."""
+        return not hasattr(self, name) or plain(f"`{name}`", value) != getattr(self, name)
+
+    def __replace__(self, **changes: Any) -> GRPOConfig:
+        return dataclasses.replace(self, **changes)
 
     def _take(self, arguments: Mapping[str, Any]) -> None:
         local = {name: value for name, value in arguments.items() if name in _LOCAL}
         given = {name: plain(f"`{name}`", value) for name, value in arguments.items() if name not in _LOCAL}
-        given = {**self._given, **given}
+        # Another name of the same option no longer counts.
+        options = {_option(name) for name in given} - {None}
+        kept = {name: value for name, value in self._given.items() if name in given or _option(name) not in options}
+        given = {**kept, **given}
         object.__setattr__(self, "_translation", Translation(given))
         object.__setattr__(self, "_given", given)
-        self._local.update(local)
+        # A copy shares what is not replaced.
+        object.__setattr__(self, "_local", {**self._local, **local})
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -223,9 +290,10 @@ class GRPOConfig:
             if name in values:
                 return values[name]
         option = _option(name)
-        if option is None:
+        if option is None and name not in _trl.DEFAULTS:
             raise AttributeError(f"GRPOConfig has no argument `{name}`{nearest(name)}")
-        return self._translation.options.get(option, _schema()[option].get("default"))
+        options = self._translation.options
+        return options[option] if option in options else _default(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._take({name: value})

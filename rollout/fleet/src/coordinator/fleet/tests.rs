@@ -59,7 +59,7 @@ fn with_a_worker(folder: &Path) -> (Fleet, Fake, Instant) {
         rounded_dir: run_dir.rounded(),
     };
     let publisher = Publisher::open(sending, &run_dir, 1).unwrap();
-    let mut fleet = Fleet::start(Silent, scheduler(0.0), publisher, arbiter, false, run_dir, String::new()).unwrap();
+    let mut fleet = Fleet::start(Silent, scheduler(0.0), publisher, arbiter, false, run_dir, Door::default()).unwrap();
     fleet.shared.scheduler().announce(edition(0));
     fleet.version = PolicyVersion(0);
     let (mut worker, now) = (Fake::new(1), Instant::now());
