@@ -5,6 +5,7 @@ use tch::Tensor;
 
 use super::{
     experts::{Chosen, ExpertLoad, Experts, ExpertsTape},
+    halves,
     linear::Linear,
     output::Output,
     parameters::Gradients,
@@ -83,8 +84,16 @@ const TANH: &str = "tanh";
 impl Gate {
     /// `[T, inner]` of `[T, 2 · inner]`.
     pub(super) fn forward(self, gate_up: &Tensor) -> Tensor {
+        if self.is_one_pass(gate_up) {
+            return halves::swiglu(gate_up);
+        }
         let halves = gate_up.chunk(2, -1);
         self.active(&halves[0]).g_mul_(&halves[1])
+    }
+
+    /// Whether kernels compute it, and its gradient, in one pass.
+    fn is_one_pass(self, gate_up: &Tensor) -> bool {
+        self.0 == Activation::Silu && halves::take(gate_up)
     }
 
     /// The active gate, and [`Self::forward`].
@@ -157,6 +166,10 @@ impl Dense {
     }
 
     fn backward(&self, x_TH: &Tensor, gate_up: &Tensor, dy_TH: &Tensor, gradients: &mut Gradients) -> Tensor {
+        if self.gate.is_one_pass(gate_up) {
+            let d_inner = self.down.backward(&self.gate.forward(gate_up), dy_TH, gradients);
+            return self.gate_up.backward(x_TH, &halves::swiglu_backward(gate_up, &d_inner), gradients);
+        }
         let [active, inner] = self.gate.parts(gate_up);
         let d_inner = self.down.backward(&inner, dy_TH, gradients);
         self.gate_up.backward(x_TH, &self.gate.backward(gate_up, &active, d_inner), gradients)

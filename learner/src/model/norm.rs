@@ -4,6 +4,7 @@ use shared::ModelConfig;
 use tch::Tensor;
 
 use super::{
+    halves,
     kinds::wide,
     parameters::{Gradients, Leaf},
     weights::Weights,
@@ -45,6 +46,9 @@ impl RmsNorm {
 
     /// `[.., width]` to `[.., width]`.
     pub(super) fn forward(&self, x: &Tensor) -> Tensor {
+        if self.groups == 1 && halves::take(x) {
+            return halves::norm(x, &self.factors(), self.eps);
+        }
         let x_wide = wide(x);
         (&x_wide * self.scale(&x_wide)).g_mul_(&self.factors()).to_kind(x.kind())
     }
@@ -53,6 +57,11 @@ impl RmsNorm {
     ///
     /// With x̂ = x · scale and g = dy · factors: `dx = scale · (g − x̂ · mean(g · x̂))`.
     pub(super) fn backward(&self, x: &Tensor, dy: &Tensor, gradients: &mut Gradients) -> Tensor {
+        if self.groups == 1 && halves::take(x) && halves::take(dy) {
+            let [dx, of_weight] = halves::norm_backward(x, dy, &self.factors(), self.eps);
+            gradients.add_rows(&self.weight, &of_weight);
+            return dx;
+        }
         let (kind, x, dy, factors) = (x.kind(), wide(x), wide(dy), wide(&self.factors()));
         let (scale, width) = (self.scale(&x), factors.size()[0]);
         let unit = x * &scale;

@@ -3,7 +3,7 @@
 use shared::{ModelConfig, Rotary};
 use tch::{Device, Kind, Tensor};
 
-use super::kinds::wide;
+use super::{halves, kinds::wide};
 use crate::batch::Packed;
 
 /// The rotations of one forward pass, one for each kind of rotary positions.
@@ -106,6 +106,9 @@ impl Rotation {
     fn turn(&self, x_TND: &Tensor, sin: &Tensor) {
         let is_part = self.entries < x_TND.size()[2];
         let x_TND = if is_part { x_TND.narrow(2, 0, self.entries) } else { x_TND.shallow_clone() };
+        if halves::take(&x_TND) && x_TND.stride()[2] == 1 {
+            return halves::rotate(&x_TND, &self.cos, sin);
+        }
         let mut turned_TND = wide(&x_TND);
         let swapped = turned_TND.roll([self.entries / 2].as_slice(), [-1i64].as_slice());
         let _ = turned_TND.g_mul_(&self.cos).addcmul_(&swapped, sin);

@@ -9,6 +9,9 @@
 //! Weights are packed as fp32, int8, bf16 (with one order of sums or the other), or bf16x3, which is two bf16 for each
 //! number. int8, bf16 and bf16x3 use the tiles of AMX where the machine has them, and bf16dot uses AVX512_BF16.
 //!
+//! A learner in bf16 has kernels of its own here, beside the products of libtorch: attention over whole rows with its
+//! derivative, the softmax of its head, and the passes between products.
+//!
 //! | file | subject |
 //! |---|---|
 //! | [`simd`] | sixteen numbers at once: AVX-512, AVX2, plain Rust; tiles of AMX; chosen at run time |
@@ -18,9 +21,12 @@
 //! | [`residual`] | norm of a block's result, where there is one |
 //! | [`per_layer`] | inputs of each layer's own, where there are any |
 //! | [`cap`] | bounds of logits, where there are any |
+//! | [`logits`] | log-probs and entropies by logits, and the gradient of logits, for a learner |
 //! | [`width_norm`] | norms of queries and keys over their whole width, where there are any |
 //! | [`packed`] | weights in the layout of the product |
 //! | [`attention`] | grouped-query attention, with prompts shared by their completions |
+//! | [`halves`] | norms, rotary positions and gated units of numbers in bf16, for a learner |
+//! | `flash` | attention over whole rows and its derivative, for a learner; with tiles only |
 //! | [`spans`] | which sequences a call computes, and what is computed together |
 //! | [`pages`] | where keys and values lie |
 //! | [`recurrent`] | layers that carry a state in the place of keys and values |
@@ -36,8 +42,12 @@ pub mod buffer;
 pub mod cap;
 pub mod element;
 pub mod experts;
+#[cfg(target_arch = "x86_64")]
+pub mod flash;
+pub mod halves;
 pub mod limits;
 pub mod linear;
+pub mod logits;
 pub mod packed;
 pub mod pages;
 pub mod parallel;

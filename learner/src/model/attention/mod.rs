@@ -7,6 +7,8 @@
 mod core;
 mod part;
 mod shared_keys;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
 use shared::{AttentionGate, AttentionKind, ModelConfig, Rotary};
 use tch::Tensor;

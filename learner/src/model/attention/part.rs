@@ -1,9 +1,12 @@
 //! Attention of some queries to some keys, and its derivative where these keys are only a part of the attended ones.
 //!
-//! libtorch's flash attention on the CPU, products of whole matrices elsewhere: its flash kernels for GPUs take no
-//! float32.
+//! In bf16 the sampler's kernels compute it on processors with tiles. Elsewhere on the CPU it is libtorch's flash
+//! attention, and products of whole matrices on GPUs: libtorch's flash kernels there take no float32.
 
 use tch::{Device, Kind, Tensor};
+
+#[cfg(target_arch = "x86_64")]
+use super::tiles;
 
 /// Which keys a query sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +54,10 @@ pub(super) struct Partial {
 /// Queries, keys and values, each `[B, S, heads, head_dim]`, with grouped heads of keys and values. Scores are
 /// multiplied with `scale`.
 pub(super) fn part(qkv: [Tensor; 3], mask: Mask, scale: f64) -> Partial {
+    #[cfg(target_arch = "x86_64")]
+    if tiles::take(&qkv[0]) {
+        return tiles::part(&qkv, mask, scale);
+    }
     let qkv = by_head(&qkv);
     let (out, lse) = if qkv[0].device() == Device::Cpu { flash(&qkv, mask, scale) } else { dense(&qkv, mask, scale) };
     Partial { out: out.transpose(1, 2), lse: lse.transpose(1, 2) }
@@ -77,6 +84,15 @@ pub(super) fn part_backward(
     mask: Mask,
     scale: f64,
 ) -> [Tensor; 3] {
+    #[cfg(target_arch = "x86_64")]
+    if tiles::take(&qkv[0]) {
+        return tiles::part_backward(qkv, joined, d_out, mask, scale);
+    }
+    backward_by_libtorch(qkv, joined, d_out, mask, scale)
+}
+
+/// See [`part_backward`].
+fn backward_by_libtorch(qkv: &[Tensor; 3], joined: &Partial, d_out: &Tensor, mask: Mask, scale: f64) -> [Tensor; 3] {
     let kind = kind_of_backward(&qkv[1]);
     let qkv = [&qkv[0], &qkv[1], &qkv[2]].map(|x| x.to_kind(kind));
     let expanded = by_head(&qkv);
@@ -158,7 +174,7 @@ mod tests {
                 |heads: i64| Tensor::randn([2, keys, heads, 64], (Kind::Float, Device::Cpu)).to_kind(Kind::BFloat16);
             let (qkv, d_out) = ([random(6), random(2), random(2)], random(6));
             let joined = part(qkv.each_ref().map(Tensor::shallow_clone), Mask::Causal, 0.125);
-            let found = part_backward(&qkv, &joined, &d_out, Mask::Causal, 0.125);
+            let found = backward_by_libtorch(&qkv, &joined, &d_out, Mask::Causal, 0.125);
             let wide = qkv.each_ref().map(|x| x.to_kind(Kind::Double));
             let joined = Partial { out: joined.out.to_kind(Kind::Double), lse: joined.lse.to_kind(Kind::Double) };
             let exact = part_backward(&wide, &joined, &d_out.to_kind(Kind::Double), Mask::Causal, 0.125);
@@ -166,6 +182,34 @@ mod tests {
                 assert_eq!(found.kind(), kind, "{keys} keys");
                 let distance = ((found - exact).norm() / exact.norm()).double_value(&[]);
                 assert!(distance < if kind == Kind::Float { 1e-5 } else { 2e-2 }, "{keys} keys: {distance}");
+            }
+        }
+    }
+
+    /// In bf16, results and gradients are those of the rounded inputs in float64: by tiles where there are some, by
+    /// libtorch elsewhere. Queries, keys and values are views of one tensor, as in a layer.
+    #[test]
+    fn bf16_is_near_float64_whatever_a_query_sees() {
+        tch::manual_seed(11);
+        let window = |shift, window| Mask::Window { shift, window };
+        for (mask, queries, keys) in
+            [(Mask::Causal, 70, 70), (Mask::None, 40, 90), (window(30, 31), 40, 70), (window(5, 64), 40, 45)]
+        {
+            let random = |places, heads: i64| {
+                Tensor::randn([2, places, heads, 40], (Kind::Float, Device::Cpu)).to_kind(Kind::BFloat16)
+            };
+            let (q, kv, d_out) = (random(queries, 6), random(keys, 4), random(queries, 6));
+            let qkv = [q, kv.narrow(2, 0, 2), kv.narrow(2, 2, 2)];
+            let joined = part(qkv.each_ref().map(Tensor::shallow_clone), mask, 0.2);
+            let found = part_backward(&qkv, &joined, &d_out, mask, 0.2);
+            let wide = qkv.each_ref().map(|x| x.to_kind(Kind::Double));
+            let exact = part(wide.each_ref().map(Tensor::shallow_clone), mask, 0.2);
+            let gradients = part_backward(&wide, &exact, &d_out.to_kind(Kind::Double), mask, 0.2);
+            let mut pairs = vec![(&joined.out, &exact.out), (&joined.lse, &exact.lse)];
+            pairs.extend(found.iter().zip(&gradients));
+            for (i, (found, exact)) in pairs.into_iter().enumerate() {
+                let distance = ((found - exact).norm() / exact.norm()).double_value(&[]);
+                assert!(distance < 1e-2, "{mask:?}, tensor {i}: {distance}");
             }
         }
     }

@@ -7,13 +7,14 @@
 //! all chunks use the same two buffers: memory that is new to a process costs more time than the softmax.
 
 mod product;
+mod softmax;
 
 use std::{ops::Range, sync::Arc};
 
 use shared::run::memory_plan::head_chunk;
 use tch::Tensor;
 
-use self::product::Weight;
+use self::{product::Weight, softmax::Softmax};
 use crate::support::{self, Support, Truncation};
 
 /// Log-probs and entropies of a run of tokens.
@@ -93,7 +94,7 @@ pub struct Head {
     chunk: i64,
     /// Tokens at once where nothing asks for more.
     usual: i64,
-    /// Two chunks, `[chunk, V]` each. Only their used parts take memory.
+    /// Two chunks, `[chunk, V]` each, of logits and what is made of them. Only their used parts take memory.
     buffers: [Tensor; 2],
     cap: Option<Cap>,
 }
@@ -160,8 +161,9 @@ impl Head {
     }
 
     fn of(weight: Weight, [usual, chunk]: [i64; 2]) -> Self {
-        let buffer = || Tensor::empty([chunk, weight.vocabulary()], (weight.kind(), weight.device()));
-        Self { chunk, usual, buffers: [buffer(), buffer()], weight, cap: None }
+        let buffer = |kind| Tensor::empty([chunk, weight.vocabulary()], (kind, weight.device()));
+        let buffers = [weight.kind(), weight.kind_of_gradients()].map(buffer);
+        Self { chunk, usual, buffers, weight, cap: None }
     }
 
     /// Logits of every position, `[N, hidden]` to `[N, vocabulary]`.
@@ -227,12 +229,12 @@ impl Head {
             for run in chunks(seen.clone(), self.chunk) {
                 let (hidden_nH, ids_n) = (part(hidden_NH, &run), targets.ids(&run));
                 let slopes_nV = self.cap.as_ref().map(|cap| cap.slopes.narrow(0, 0, run.end - run.start));
-                let (stats, buffers) = self.project(&hidden_nH, targets, &run, slopes_nV.as_ref());
+                let (stats, softmax) = self.project(&hidden_nH, targets, &run, slopes_nV.as_ref());
                 let of_tokens = match &known {
                     Some(known) => known.slice(&(run.start - seen.start..run.end - seen.start)),
                     None => gradient_of(run, &stats),
                 };
-                let mut gradient_nV = logit_gradients(buffers, &stats, &ids_n, &of_tokens, targets.temperature);
+                let mut gradient_nV = softmax.gradient(&stats, &ids_n, &of_tokens, targets.temperature);
                 if let Some(slopes_nV) = &slopes_nV {
                     gradient_nV *= slopes_nV;
                 }
@@ -258,33 +260,25 @@ impl Head {
         runs
     }
 
-    /// Statistics of a run of tokens, with the buffers that then hold log-probs and probabilities of the vocabulary.
-    /// Outside the support a log-prob is far below anything that counts. `slopes_nV` receives the derivatives of
-    /// bounded logits, in a head that has a bound.
+    /// Statistics of a run of tokens, and the softmax that they come from, in the buffers. Outside the support a
+    /// log-prob is far below anything that counts. `slopes_nV` receives the derivatives of bounded logits, in a head
+    /// that has a bound.
     fn project(
         &self,
         hidden_nH: &Tensor,
         targets: &Targets<'_>,
         run: &Range<i64>,
         slopes_nV: Option<&Tensor>,
-    ) -> (TokenStats, [Tensor; 2]) {
-        let [mut logits_nV, logs_nV] = self.buffers.each_ref().map(|buffer| buffer.narrow(0, 0, run.end - run.start));
+    ) -> (TokenStats, Softmax) {
+        let [logits_nV, other_nV] = self.buffers.each_ref().map(|buffer| buffer.narrow(0, 0, run.end - run.start));
         self.weight.project(hidden_nH, &logits_nV);
         if let Some(cap) = &self.cap {
             cap.hold(&logits_nV, slopes_nV);
         }
-        if targets.temperature != 1.0 {
-            let _ = logits_nV.g_div_scalar_(targets.temperature);
-        }
         if let Some(sets) = targets.chunk(run).supports {
-            let _ = logits_nV.masked_fill_(&support::outside(sets, &logits_nV), OUTSIDE);
+            let _ = logits_nV.shallow_clone().masked_fill_(&support::outside(sets, &logits_nV), OUTSIDE);
         }
-        let _ = logits_nV.internal_log_softmax_out(&logs_nV, -1, false);
-        let probabilities_nV = logs_nV.exp_out(&logits_nV);
-        let logprobs_N = logs_nV.gather(1, &targets.ids(run).unsqueeze(1), false).squeeze_dim(1);
-        // A row-wise dot product as a batched matrix product: no third tensor of the vocabulary's size.
-        let entropies_N = probabilities_nV.unsqueeze(1).bmm(&logs_nV.unsqueeze(2)).reshape([-1]).neg();
-        (TokenStats { logprobs_N, entropies_N }, [logs_nV, probabilities_nV])
+        Softmax::new([logits_nV, other_nV], &targets.ids(run), targets.temperature)
     }
 }
 
@@ -299,30 +293,6 @@ fn chunks(run: Range<i64>, chunk: i64) -> impl Iterator<Item = Range<i64>> {
 
 fn part(hidden_NH: &Tensor, run: &Range<i64>) -> Tensor {
     hidden_NH.narrow(0, run.start, run.end - run.start)
-}
-
-/// Derivatives of the loss with respect to the logits, `[n, V]`, in place of log-probs and probabilities.
-///
-/// With p the probabilities and H the entropy: `∂logprob/∂z_j = (1[j = token] − p_j) / T` and
-/// `∂H/∂z_j = −p_j (log p_j + H) / T`.
-fn logit_gradients(
-    [mut logs_nV, mut probabilities_nV]: [Tensor; 2],
-    stats: &TokenStats,
-    ids_n: &Tensor,
-    gradients: &TokenGradients,
-    temperature: f64,
-) -> Tensor {
-    let column = |x: &Tensor| (x.to_kind(probabilities_nV.kind()) / temperature).unsqueeze(1);
-    let gradient_n1 = column(&gradients.logprobs_N);
-    if let Some(entropies_N) = &gradients.entropies_N {
-        let entropy_gradient_n1 = column(entropies_N);
-        let constant_n1 = &gradient_n1 + &entropy_gradient_n1 * stats.entropies_N.unsqueeze(1);
-        let _ = logs_nV.g_mul_(&entropy_gradient_n1).g_add_(&constant_n1).neg_();
-        let _ = probabilities_nV.g_mul_(&logs_nV);
-    } else {
-        let _ = probabilities_nV.g_mul_(&gradient_n1.neg());
-    }
-    probabilities_nV.scatter_add_(1, &ids_n.unsqueeze(1), &gradient_n1)
 }
 
 /// Chunks back to back; an empty selection keeps kind, device and trailing shape of `like`.

@@ -1,11 +1,7 @@
 //! The head's products with its weight: in float32 at least, or of numbers rounded to bfloat16, with sums and logits in
 //! float32.
 
-use std::{
-    slice,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rollout_kernels::{
     buffer::LargeBuffer,
@@ -17,10 +13,10 @@ use rollout_kernels::{
 };
 use tch::{Device, Kind, Tensor};
 
-use crate::model::kinds::wide;
-
-/// How long a thread without work spins: libtorch's threads want the cores next.
-const SPIN: Duration = Duration::from_micros(100);
+use crate::model::{
+    kernels::{self, numbers},
+    kinds::wide,
+};
 
 /// Rows that are packed at once: whole panels, so that strips lie in them one after the other.
 const STRIP: usize = 4096;
@@ -72,6 +68,14 @@ impl Weight {
         match self {
             Self::Wide(weight_VH) => weight_VH.kind(),
             Self::Rounded(_) => Kind::Float,
+        }
+    }
+
+    /// Element type in which gradients of logits are multiplied.
+    pub(super) fn kind_of_gradients(&self) -> Kind {
+        match self {
+            Self::Wide(weight_VH) => weight_VH.kind(),
+            Self::Rounded(_) => Kind::BFloat16,
         }
     }
 
@@ -131,8 +135,6 @@ struct Packed {
     /// Whether the model's weight has changed since.
     is_stale: bool,
     scratch: Vec<f32>,
-    /// Threads, as many as libtorch had at the last product.
-    threads: Option<(i32, ThreadPool)>,
 }
 
 impl Rounded {
@@ -160,12 +162,10 @@ impl Rounded {
     fn project(&self, hidden_nH: &Tensor, logits_nV: &Tensor) {
         let hidden_nH = hidden_nH.to_kind(Kind::Float).contiguous();
         assert!(logits_nV.is_contiguous() && logits_nV.kind() == Kind::Float, "logits are a dense float32 buffer");
-        let Packed { panels, is_stale, scratch, threads } = &mut *self.packed();
-        let wanted = tch::get_num_threads();
-        let kept = threads.take().filter(|(count, _)| *count == wanted);
-        let (_, pool) = threads.insert(kept.unwrap_or_else(|| (wanted, pool(wanted))));
+        let Packed { panels, is_stale, scratch } = &mut *self.packed();
+        let pool = kernels::threads();
         if *is_stale {
-            self.pack(panels, pool);
+            self.pack(panels, &pool);
             *is_stale = false;
         }
         let layer = Linear {
@@ -177,13 +177,12 @@ impl Rounded {
             activation: Activation::Silu,
             factor: 1.0,
         };
-        let (out, count) = (logits_nV.data_ptr().cast::<f32>(), logits_nV.numel());
         // SAFETY: both tensors are dense, in float32, on the CPU, and live until the product is done. Nobody else reads
         // or writes the logits meanwhile: the head has given a buffer of its own.
         unsafe {
-            let input = Input { x: values(&hidden_nH), rows: None, residual: None };
-            let machine = Machine { isa: Isa::detect(), threads: pool, scratch };
-            layer.run(input, slice::from_raw_parts_mut(out, count), machine);
+            let input = Input { x: numbers(&hidden_nH), rows: None, residual: None };
+            let machine = Machine { isa: Isa::detect(), threads: &pool, scratch };
+            layer.run(input, numbers(logits_nV), machine);
         }
     }
 }
@@ -198,7 +197,7 @@ impl Rounded {
             let shape = PackedShape { outputs: rows, ..self.shape };
             let end = word + shape.words();
             // SAFETY: the strip is dense, in float32, on the CPU, and nobody else's.
-            let _ = shape.pack(&[unsafe { values(&strip) }.into()], &mut panels[word..end], pool);
+            let _ = shape.pack(&[unsafe { &*numbers(&strip) }.into()], &mut panels[word..end], pool);
             (row, word) = (row + rows, end);
         }
     }
@@ -206,7 +205,7 @@ impl Rounded {
 
 impl Packed {
     fn new(shape: PackedShape) -> std::io::Result<Self> {
-        Ok(Self { panels: LargeBuffer::new(shape.words())?, is_stale: true, scratch: Vec::new(), threads: None })
+        Ok(Self { panels: LargeBuffer::new(shape.words())?, is_stale: true, scratch: Vec::new() })
     }
 }
 
@@ -217,21 +216,6 @@ impl std::fmt::Debug for Rounded {
             .field("shape", &self.shape)
             .finish_non_exhaustive()
     }
-}
-
-/// Threads for products; this one alone where the system gives no others.
-fn pool(threads: i32) -> ThreadPool {
-    let pool = ThreadPool::new(usize::try_from(threads).unwrap_or(1), SPIN);
-    pool.or_else(|_| ThreadPool::new(1, SPIN)).expect("a pool of the calling thread alone starts none")
-}
-
-/// The numbers of a tensor.
-///
-/// # Safety
-/// The tensor is dense, in float32, on the CPU, and not written while they are in use.
-unsafe fn values(tensor: &Tensor) -> &[f32] {
-    // SAFETY: as the caller says.
-    unsafe { slice::from_raw_parts(tensor.data_ptr().cast::<f32>(), tensor.numel()) }
 }
 
 #[cfg(test)]

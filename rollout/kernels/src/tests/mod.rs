@@ -2,8 +2,12 @@
 
 mod attention;
 mod experts;
+#[cfg(target_arch = "x86_64")]
+mod flash;
 mod functions;
+mod halves;
 mod linear;
+mod logits;
 mod per_layer;
 mod recurrent;
 mod width_norm;
