@@ -86,8 +86,8 @@ pub(super) fn power_of_two(x: __m512) -> __m512 {
     // The polynomial of degree 5 whose largest relative error for x from -1/2 to 1/2 is the smallest, 7.5e-8.
     const COEFFICIENTS: [f32; 5] = [9.675_541e-3, 5.550_713e-2, 2.402_212e-1, LN_2, 1.0];
     const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-    // No infinity, of which the remainder would be no number.
-    let x = _mm512_max_ps(x, _mm512_set1_ps(-200.0));
+    // No infinity, of which the remainder would be no number. A NaN comes through, as the second operand always does.
+    let x = _mm512_max_ps(_mm512_set1_ps(-200.0), x);
     let whole = _mm512_roundscale_ps::<NEAREST>(x);
     let rest = _mm512_sub_ps(x, whole);
     let mut power = _mm512_set1_ps(1.327_647_2e-3);

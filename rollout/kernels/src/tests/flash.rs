@@ -238,3 +238,27 @@ fn hidden_keys_count_for_nothing() {
         assert!(gradient.iter().enumerate().all(|(i, x)| (*x == 0.0) != seen(i)));
     }
 }
+
+/// A number that is none, in a query, a key or a value, shows in results and gradients.
+#[test]
+fn what_is_no_number_is_not_lost() {
+    if !is_here() {
+        return;
+    }
+    let mut stream = Stream::new(&[56]);
+    let shape = Shape { texts: 1, queries: 40, keys: 40, heads: 1, kv_heads: 1, width: 32 };
+    for input in 0..3 {
+        let mut case = Case::new(&mut stream, shape, Sight { shift: Some(0), window: usize::MAX, scale: 0.2 });
+        let first = 39 * case.inputs[input].steps[1];
+        case.inputs[input].numbers[first] = bf16::NAN.to_bits();
+        let found = case.run(2);
+        // The last query alone sees the last key, and has the whole of its row.
+        let last = &found.out[39 * 32..];
+        assert!(last.iter().any(|&x| bf16::from_bits(x).is_nan()), "input {input}");
+        assert_eq!(found.lse[39].is_nan(), input < 2, "input {input}");
+        // A value that is none times a weight of 0 is none either, in the panel where it lies.
+        let others = if input < 2 { 39 } else { 32 };
+        assert!(found.out[..others * 32].iter().all(|&x| !bf16::from_bits(x).is_nan()), "input {input}: others");
+        assert!(found.gradients[0][39 * 32..].iter().any(|x| x.is_nan()), "input {input}");
+    }
+}
