@@ -348,7 +348,8 @@ impl<'a> Draft<'a> {
         let (at, _) = self.said_by(program)?;
         let known = self.parts.iter_mut().position(|part| matches!(part, Part::Hosted(host, _) if *host == at));
         let known = known.unwrap_or_else(|| {
-            let role = process::Role { key: self.key.clone(), entry: String::new(), rewards };
+            let is_summed = program.is_some();
+            let role = process::Role { key: self.key.clone(), entry: String::new(), rewards, is_summed };
             self.parts.push(Part::Hosted(at, role));
             self.parts.len() - 1
         });

@@ -31,6 +31,8 @@ pub struct Hosted {
     queued: Option<Queued>,
     /// Its place in a process, once it has begun.
     seat: Option<Seat>,
+    /// Whether a turn was given a reward.
+    is_rewarded: bool,
 }
 
 /// Which of the environments of a process it is.
@@ -42,12 +44,14 @@ pub struct Role {
     pub entry: String,
     /// Whether it may give a reward at the end.
     pub rewards: bool,
+    /// Whether its reward is the sum of those of its turns and of its end, as a program's is. A sum of none is 0.
+    pub is_summed: bool,
 }
 
 impl Hosted {
     /// An environment for a conversation.
     pub fn new(hosts: Arc<Hosts>, sample: Sample, role: Role, queued: Queued) -> Self {
-        Self { hosts, sample, role, queued: Some(queued), seat: None }
+        Self { hosts, sample, role, queued: Some(queued), seat: None, is_rewarded: false }
     }
 
     /// Asks for something about its episode.
@@ -81,7 +85,11 @@ impl Environment for Hosted {
         let call = |call: &shared_chat::turn::ToolCall| json!({"name": call.name, "arguments": call.arguments});
         let calls: Vec<Value> = turn.calls.iter().map(call).collect();
         let fields = json!({"calls": calls, "text": turn.text});
-        Box::pin(async move { self.ask("step", fields, |answer| answer::step(answer, &turn.calls)).await })
+        Box::pin(async move {
+            let step = self.ask("step", fields, |answer| answer::step(answer, &turn.calls)).await?;
+            self.is_rewarded |= step.reward.is_some();
+            Ok(step)
+        })
     }
 
     fn score(&mut self) -> BoxFuture<'_, Result<Option<f64>, Failure>> {
@@ -89,7 +97,9 @@ impl Environment for Hosted {
             if !self.role.rewards {
                 return Ok(None);
             }
-            self.ask("score", Value::Null, answer::reward).await
+            let reward = self.ask("score", Value::Null, answer::reward).await?;
+            let is_none_in_all = self.role.is_summed && !self.is_rewarded;
+            Ok(reward.or(is_none_in_all.then_some(0.0)))
         })
     }
 }

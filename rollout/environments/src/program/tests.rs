@@ -150,6 +150,37 @@ fn a_program_is_one_process_for_many_episodes_and_rewards_turns() {
     assert_eq!(environments.opened(sample(3, 0), json!({"text": "Hello."})), Ok(Some("Hello.".into())));
 }
 
+/// Else a policy that never acts would stay out of the loss, and never learn to act.
+#[test]
+fn the_sum_of_no_rewards_is_zero() {
+    let folder = Folder::with(
+        r#"
+import json, sys
+
+tool = {"type": "function", "function": {"name": "earn", "description": "Earns.", "parameters": {"type": "object"}}}
+print(json.dumps({"protocol": 1, "rewards": True, "tools": [tool]}), flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    answer = {"id": asked["id"]}
+    if asked["do"] == "step":
+        answer.update(replies=[{"content": ""}], reward=asked["calls"][0]["arguments"].get("reward"))
+    print(json.dumps(answer), flush=True)
+"#,
+    );
+    let environments = start_in(&folder, &command("python3 e.py"), 20.0).unwrap();
+    let nothing_earned = &[nothing(), nothing()][..];
+    for (tag, turns, reward) in [
+        (1, &[][..], Some(0.0)),
+        (2, nothing_earned, Some(0.0)),
+        (3, &[json!({"reward": 0.5}), nothing()], None),
+        (4, &[json!({"reward": 0})], None),
+    ] {
+        environments.opened(sample(tag, 0), nothing()).unwrap();
+        turns.iter().for_each(|turn| drop(environments.reply(sample(tag, 0), "earn", turn.clone()).unwrap()));
+        assert_eq!(environments.scored(sample(tag, 0)), Ok(reward), "beside the rewards of {turns:?}");
+    }
+}
+
 #[test]
 fn answers_come_in_any_order() {
     let text = format!(

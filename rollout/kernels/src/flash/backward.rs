@@ -7,35 +7,28 @@ use std::{arch::x86_64::*, f32::consts::LOG2_E, ops::Range};
 
 use super::{
     super::parallel::Shared,
-    Known, Shape, Sight,
-    layout::{Head, Layout, Layouts, Line, STRIP, TILE},
+    Known, Shape,
+    layout::{Layout, Line, STRIP, TILE},
+    round::{Content, Matrix, Pass, Round},
     strip::{
         CHUNK, LINES_OF_SUMS, Left, Sums, bits, chunks, floats, multiply, panels, power_of_two, rounded, with_lines,
     },
 };
 
-/// A call's texts of a round.
+/// The way back of a round.
 #[derive(Clone, Copy)]
 pub(super) struct Backward {
-    pub shape: Shape,
+    pub round: Round,
     pub known: Known,
-    pub sight: Sight,
     pub gradients: [Shared<f32>; 3],
-    pub memory: Shared<Line>,
-    pub first_text: usize,
-    pub texts: usize,
 }
 
-/// The matrices that are laid out, with the layouts of each.
-const MATRICES: [&[Layout]; 4] = [
-    // Queries.
-    &[Layout::Rows, Layout::Across, Layout::Along],
-    // Keys.
-    &[Layout::Rows, Layout::Across, Layout::Along],
-    // Values.
-    &[Layout::Rows, Layout::Across],
-    // Gradients of results.
-    &[Layout::Rows, Layout::Across, Layout::Along],
+/// Queries, keys, values, and gradients of results.
+const MATRICES: &[Matrix] = &[
+    Matrix { is_of_queries: true, layouts: &[Layout::Rows, Layout::Across, Layout::Along] },
+    Matrix { is_of_queries: false, layouts: &[Layout::Rows, Layout::Across, Layout::Along] },
+    Matrix { is_of_queries: false, layouts: &[Layout::Rows, Layout::Across] },
+    Matrix { is_of_queries: true, layouts: &[Layout::Rows, Layout::Across, Layout::Along] },
 ];
 const QUERIES: usize = 0;
 const KEYS: usize = 1;
@@ -133,78 +126,62 @@ impl Desk {
     }
 }
 
-impl Backward {
-    /// Lines of memory for the layouts of some texts.
-    pub fn lines(shape: Shape, texts: usize) -> usize {
-        let Shape { heads, kv_heads, queries, keys, .. } = shape;
-        let of = |matrix: usize, heads: usize, places| MATRICES[matrix].len() * heads * shape.lines(places);
-        let of_queries = of(QUERIES, heads, queries) + of(RESULTS, heads, queries);
-        let of_keys = of(KEYS, kv_heads, keys) + of(VALUES, kv_heads, keys);
-        texts * (of_queries + of_keys + 2 * heads * lines_of_rows(queries))
+impl Pass for Backward {
+    fn round(&self) -> &Round {
+        &self.round
     }
 
-    fn heads_and_places(&self, matrix: usize) -> [usize; 2] {
-        let Shape { heads, kv_heads, queries, keys, .. } = self.shape;
-        if matrix == QUERIES || matrix == RESULTS { [heads, queries] } else { [kv_heads, keys] }
-    }
-
-    /// One layout of a matrix.
-    fn layout(&self, matrix: usize, layout: Layout) -> Layouts {
-        let mut first = 0;
-        for (other, layouts) in MATRICES.iter().enumerate() {
-            let [heads, places] = self.heads_and_places(other);
-            let lines = self.shape.lines(places);
-            for &found in *layouts {
-                if (other, found) == (matrix, layout) {
-                    return Layouts { memory: self.memory, first, lines };
-                }
-                first += self.texts * heads * lines;
+    /// That of the gradients of results writes the numbers of rows too.
+    unsafe fn lay_out(&self, matrix: usize, head: usize) {
+        let [q, k, v] = &self.known.qkv;
+        // SAFETY: as the caller says.
+        unsafe {
+            self.round.lay_out(matrix, head, [q, k, v, &self.known.d_out][matrix]);
+            if matrix == RESULTS {
+                self.number_rows(head);
             }
         }
-        unreachable!("each matrix has the layouts that are asked for")
+    }
+
+    fn strips(&self) -> usize {
+        let Shape { queries, keys, .. } = self.round.shape;
+        self.round.kv_heads() * keys.div_ceil(STRIP) + self.round.query_heads() * queries.div_ceil(STRIP)
+    }
+
+    /// Those of keys come first.
+    unsafe fn strip(&self, strip: usize) {
+        let Shape { queries, keys, width, .. } = self.round.shape;
+        let [of_keys, of_queries] = [keys, queries].map(|places| places.div_ceil(STRIP));
+        let parts = width.div_ceil(STRIP);
+        with_lines(Desk::lines(parts), |memory| {
+            let desk = Desk::new(memory, parts);
+            // SAFETY: as the caller says.
+            unsafe {
+                match strip.checked_sub(self.round.kv_heads() * of_keys) {
+                    None => self.strip_of_keys(strip / of_keys, strip % of_keys, desk),
+                    Some(strip) => self.strip_of_queries(strip / of_queries, strip % of_queries, desk),
+                }
+            }
+        });
+    }
+}
+
+impl Backward {
+    /// All layouts, and the numbers of rows.
+    pub fn content(shape: Shape) -> Content {
+        Content { matrices: MATRICES, more: 2 * lines_of_rows(shape.queries) }
     }
 
     /// A query head's numbers of rows.
     fn row_numbers(&self, head: usize) -> RowNumbers {
-        let lines = lines_of_rows(self.shape.queries);
-        let all = self.texts * self.shape.heads * lines;
-        let first = Self::lines(self.shape, self.texts) - 2 * all + head * lines;
-        RowNumbers([self.memory.at(first), self.memory.at(first + all)])
-    }
-
-    pub fn layouts(&self) -> usize {
-        (0..MATRICES.len()).map(|matrix| self.texts * self.heads_and_places(matrix)[0]).sum()
-    }
-
-    /// Writes all layouts of a head of a matrix. That of the gradients of results writes the numbers of rows too.
-    ///
-    /// # Safety
-    /// See [`fn@super::backward`]; each layout is written once.
-    pub unsafe fn lay_out(&self, task: usize) {
-        let (mut matrix, mut head) = (0, task);
-        while head >= self.texts * self.heads_and_places(matrix)[0] {
-            head -= self.texts * self.heads_and_places(matrix)[0];
-            matrix += 1;
-        }
-        let [heads, places] = self.heads_and_places(matrix);
-        let [q, k, v] = self.known.qkv;
-        let from = [q, k, v, self.known.d_out][matrix];
-        let (text, of_text) = (self.first_text + head / heads, head % heads);
-        let numbers = Head { first: from.at(text, 0, of_text), step: from.steps[1], places, width: self.shape.width };
-        // SAFETY: the caller vouches for the numbers and the machine, and no two layouts overlap.
-        unsafe {
-            for &layout in MATRICES[matrix] {
-                numbers.lay_out(layout, self.layout(matrix, layout).head(head));
-            }
-            if matrix == RESULTS {
-                self.number_rows(head, text, of_text);
-            }
-        }
+        let first = self.round.more(head).cast_const();
+        RowNumbers([first, first.wrapping_add(lines_of_rows(self.round.shape.queries))])
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    unsafe fn number_rows(&self, head: usize, text: usize, of_text: usize) {
-        let Shape { queries, width, .. } = self.shape;
+    unsafe fn number_rows(&self, head: usize) {
+        let Shape { queries, width, .. } = self.round.shape;
+        let (text, of_text) = self.round.text_and_head(RESULTS, head);
         let [lse, sums] = self.row_numbers(head).0.map(|lines| lines.cast_mut().cast::<f32>());
         for row in 0..queries.next_multiple_of(STRIP) {
             // SAFETY: rows that are there are the caller's; the others have memory as well.
@@ -231,65 +208,40 @@ impl Backward {
         }
     }
 
-    pub fn strips(&self) -> usize {
-        let Shape { heads, kv_heads, queries, keys, .. } = self.shape;
-        self.texts * (kv_heads * keys.div_ceil(STRIP) + heads * queries.div_ceil(STRIP))
-    }
-
-    /// Computes a strip of keys, or of queries.
-    ///
-    /// # Safety
-    /// See [`fn@super::backward`]; all layouts are there, tiles live on this thread, and each strip is computed once.
-    pub unsafe fn strip(&self, task: usize) {
-        let Shape { kv_heads, queries, keys, width, .. } = self.shape;
-        let [of_keys, of_queries] = [keys, queries].map(|places| places.div_ceil(STRIP));
-        let parts = width.div_ceil(STRIP);
-        with_lines(Desk::lines(parts), |memory| {
-            let desk = Desk::new(memory, parts);
-            // SAFETY: as the caller says.
-            unsafe {
-                match task.checked_sub(self.texts * kv_heads * of_keys) {
-                    None => self.strip_of_keys(task / of_keys, task % of_keys, desk),
-                    Some(task) => self.strip_of_queries(task / of_queries, task % of_queries, desk),
-                }
-            }
-        });
-    }
-
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     unsafe fn strip_of_keys(&self, kv: usize, strip: usize, desk: Desk) {
-        let Shape { heads, kv_heads, queries, keys, width, .. } = self.shape;
-        let (text, kv_of_text, group) = (kv / kv_heads, kv % kv_heads, self.shape.group());
+        let Round { shape, sight, .. } = self.round;
+        let Shape { kv_heads, queries, keys, width, .. } = shape;
         let parts = width.div_ceil(STRIP);
         let keys_here = strip * STRIP..keys.min((strip + 1) * STRIP);
-        let [first, last] = [keys_here.start, keys_here.end - 1].map(|key| self.sight.of_key(key, queries));
+        let [first, last] = [keys_here.start, keys_here.end - 1].map(|key| sight.of_key(key, queries));
         let seen = panels(first.start..last.end);
-        let rows = [KEYS, VALUES].map(|m| Left::strip(self.layout(m, Layout::Rows).head(kv), parts, strip));
+        let rows = [KEYS, VALUES].map(|m| Left::strip(self.round.layout(m, Layout::Rows).head(kv), parts, strip));
         // SAFETY: strips and panels lie within the layouts, and tiles and sums within the desk.
         unsafe {
             for sums in desk.gradients {
                 sums.write_bytes(0, parts);
             }
-            for head in 0..group {
-                let head = text * heads + kv_of_text * group + head;
-                let columns = [QUERIES, RESULTS].map(|m| self.layout(m, Layout::Across).head(head).cast_const());
+            for head in kv * shape.group()..(kv + 1) * shape.group() {
+                let columns = [QUERIES, RESULTS].map(|m| self.round.layout(m, Layout::Across).head(head).cast_const());
                 let (sides, numbers) = (Sides { rows, columns, parts }, self.row_numbers(head));
                 for chunk in chunks(seen.clone()) {
                     for panel in chunk.clone() {
                         let is_open = last.start <= panel * STRIP && first.end >= (panel + 1) * STRIP;
-                        let by = |key| if is_open { u32::MAX } else { bits(panel, &self.sight.of_key(key, queries)) };
+                        let by = |key| if is_open { u32::MAX } else { bits(panel, &sight.of_key(key, queries)) };
                         let of_columns = numbers.panel(panel);
                         let rows = keys_here.clone().map(|key| (by(key), of_columns));
                         self.panel(sides, panel, rows, panel - chunk.start, desk);
                     }
                     // Gradients of values by those of results, and those of keys by queries.
                     for (kind, matrix) in [RESULTS, QUERIES].into_iter().enumerate() {
-                        let along = self.layout(matrix, Layout::Along).head(head);
+                        let along = self.round.layout(matrix, Layout::Along).head(head);
                         desk.add(kind, &chunk, along, queries.div_ceil(STRIP), parts, desk.gradients[kind]);
                     }
                 }
             }
-            let first = ((self.first_text + text) * keys + keys_here.start) * kv_heads + kv_of_text;
+            let (text, of_text) = self.round.text_and_head(KEYS, kv);
+            let first = (text * keys + keys_here.start) * kv_heads + of_text;
             let [_, of_keys, of_values] = self.gradients;
             for (to, sums) in [of_values, of_keys].into_iter().zip(desk.gradients) {
                 write(sums, keys_here.len(), width, |row| to.at((first + row * kv_heads) * width));
@@ -299,30 +251,31 @@ impl Backward {
 
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     unsafe fn strip_of_queries(&self, head: usize, strip: usize, desk: Desk) {
-        let Shape { heads, queries, keys, width, .. } = self.shape;
-        let (text, head_of_text) = (head / heads, head % heads);
-        let kv = text * self.shape.kv_heads + head_of_text / self.shape.group();
+        let Round { shape, sight, .. } = self.round;
+        let Shape { heads, queries, keys, width, .. } = shape;
+        let kv = head / shape.group();
         let parts = width.div_ceil(STRIP);
         let here = strip * STRIP..queries.min((strip + 1) * STRIP);
-        let [first, last] = [here.start, here.end - 1].map(|query| self.sight.of_query(query, keys));
+        let [first, last] = [here.start, here.end - 1].map(|query| sight.of_query(query, keys));
         let seen = panels(first.start..last.end);
-        let rows = [QUERIES, RESULTS].map(|m| Left::strip(self.layout(m, Layout::Rows).head(head), parts, strip));
-        let columns = [KEYS, VALUES].map(|m| self.layout(m, Layout::Across).head(kv).cast_const());
+        let rows = [QUERIES, RESULTS].map(|m| Left::strip(self.round.layout(m, Layout::Rows).head(head), parts, strip));
+        let columns = [KEYS, VALUES].map(|m| self.round.layout(m, Layout::Across).head(kv).cast_const());
         let (sides, numbers) = (Sides { rows, columns, parts }, self.row_numbers(head));
         // SAFETY: strips and panels lie within the layouts, and tiles and sums within the desk.
         unsafe {
-            let (along, sums) = (self.layout(KEYS, Layout::Along).head(kv), desk.gradients[0]);
+            let (along, sums) = (self.round.layout(KEYS, Layout::Along).head(kv), desk.gradients[0]);
             sums.write_bytes(0, parts);
             for chunk in chunks(seen) {
                 for panel in chunk.clone() {
                     let is_open = last.start <= panel * STRIP && first.end >= (panel + 1) * STRIP;
-                    let of = |query| if is_open { u32::MAX } else { bits(panel, &self.sight.of_query(query, keys)) };
+                    let of = |query| if is_open { u32::MAX } else { bits(panel, &sight.of_query(query, keys)) };
                     let rows = here.clone().map(|query| (of(query), numbers.row(query)));
                     self.panel(sides, panel, rows, panel - chunk.start, desk);
                 }
                 desk.add(1, &chunk, along, keys.div_ceil(STRIP), parts, sums);
             }
-            let first = ((self.first_text + text) * queries + here.start) * heads + head_of_text;
+            let (text, of_text) = self.round.text_and_head(QUERIES, head);
+            let first = (text * queries + here.start) * heads + of_text;
             write(sums, here.len(), width, |row| self.gradients[0].at((first + row * heads) * width));
         }
     }
@@ -338,7 +291,8 @@ impl Backward {
         tile: usize,
         desk: Desk,
     ) {
-        let (factor, scale) = (_mm512_set1_ps(self.sight.scale * LOG2_E), _mm512_set1_ps(self.sight.scale));
+        let scale = self.round.sight.scale;
+        let (factor, scale) = (_mm512_set1_ps(scale * LOG2_E), _mm512_set1_ps(scale));
         // SAFETY: the caller vouches for the panel and the desk, and tiles live on this thread.
         unsafe {
             for side in 0..2 {

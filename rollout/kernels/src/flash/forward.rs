@@ -4,93 +4,76 @@ use std::{arch::x86_64::*, f32::consts::LOG2_E};
 
 use super::{
     super::parallel::Shared,
-    Places, Shape, Sight,
-    layout::{Head, Layout, Layouts, Line, STRIP, TILE},
+    Places, Shape,
+    layout::{Layout, Line, STRIP, TILE},
+    round::{Content, Matrix, Pass, Round},
     strip::{
         CHUNK, LINES_OF_SUMS, Left, Sums, bits, chunks, floats, multiply, panels, power_of_two, rounded, with_lines,
     },
 };
 
-/// A call's texts of a round.
+/// The way forward of a round.
 #[derive(Clone, Copy)]
 pub(super) struct Forward {
-    pub shape: Shape,
+    pub round: Round,
     pub qkv: [Places<u16>; 3],
-    pub sight: Sight,
     pub out: Shared<u16>,
     pub lse: Shared<f32>,
-    pub memory: Shared<Line>,
-    pub first_text: usize,
-    pub texts: usize,
+}
+
+const QUERIES: usize = 0;
+const KEYS: usize = 1;
+const VALUES: usize = 2;
+
+impl Pass for Forward {
+    fn round(&self) -> &Round {
+        &self.round
+    }
+
+    unsafe fn lay_out(&self, matrix: usize, head: usize) {
+        // SAFETY: as the caller says.
+        unsafe { self.round.lay_out(matrix, head, &self.qkv[matrix]) };
+    }
+
+    fn strips(&self) -> usize {
+        self.round.query_heads() * self.round.shape.queries.div_ceil(STRIP)
+    }
+
+    unsafe fn strip(&self, strip: usize) {
+        let strips = self.round.shape.queries.div_ceil(STRIP);
+        let parts = self.round.shape.width.div_ceil(STRIP);
+        with_lines(Desk::lines(parts), |memory| {
+            // SAFETY: as the caller says.
+            unsafe { self.strip_of_head(strip / strips, strip % strips, Desk::new(memory, parts)) }
+        });
+    }
 }
 
 impl Forward {
-    /// Lines of memory for the layouts of some texts.
-    pub fn lines(shape: Shape, texts: usize) -> usize {
-        texts * (shape.heads * shape.lines(shape.queries) + 2 * shape.kv_heads * shape.lines(shape.keys))
-    }
-
     /// Layouts of queries, keys and values.
-    fn all(&self) -> [Layouts; 3] {
-        let Shape { heads, kv_heads, queries, keys, .. } = self.shape;
-        let (of_queries, of_keys) = (self.shape.lines(queries), self.shape.lines(keys));
-        let keys_from = self.texts * heads * of_queries;
-        let values_from = keys_from + self.texts * kv_heads * of_keys;
-        [(0, of_queries), (keys_from, of_keys), (values_from, of_keys)].map(|(first, lines)| Layouts {
-            memory: self.memory,
-            first,
-            lines,
-        })
-    }
-
-    pub fn layouts(&self) -> usize {
-        self.texts * (self.shape.heads + 2 * self.shape.kv_heads)
-    }
-
-    /// # Safety
-    /// See [`fn@super::forward`]; each layout is written once.
-    pub unsafe fn lay_out(&self, task: usize) {
-        let Shape { heads, kv_heads, queries, keys, width, .. } = self.shape;
-        let (text, head) = (task / (heads + 2 * kv_heads), task % (heads + 2 * kv_heads));
-        let (which, head, count, places, layout) = match head.checked_sub(heads) {
-            None => (0, head, heads, queries, Layout::Rows),
-            Some(head) if head < kv_heads => (1, head, kv_heads, keys, Layout::Across),
-            Some(head) => (2, head - kv_heads, kv_heads, keys, Layout::Along),
-        };
-        let from = &self.qkv[which];
-        let numbers = Head { first: from.at(self.first_text + text, 0, head), step: from.steps[1], places, width };
-        // SAFETY: the caller vouches for the numbers and the machine, and no two layouts overlap.
-        unsafe { numbers.lay_out(layout, self.all()[which].head(text * count + head)) }
-    }
-
-    pub fn strips(&self) -> usize {
-        self.texts * self.shape.heads * self.shape.queries.div_ceil(STRIP)
-    }
-
-    /// # Safety
-    /// See [`fn@super::forward`]; all layouts are there, tiles live on this thread, and each strip is computed once.
-    pub unsafe fn attend(&self, task: usize) {
-        let strips = self.shape.queries.div_ceil(STRIP);
-        let (head, strip) = (task / strips, task % strips);
-        let parts = self.shape.width.div_ceil(STRIP);
-        with_lines(Desk::lines(parts), |memory| {
-            // SAFETY: as the caller says.
-            unsafe { self.strip(head, strip, Desk::new(memory, parts)) }
-        });
-    }
+    pub const CONTENT: Content = Content {
+        matrices: &[
+            Matrix { is_of_queries: true, layouts: &[Layout::Rows] },
+            Matrix { is_of_queries: false, layouts: &[Layout::Across] },
+            Matrix { is_of_queries: false, layouts: &[Layout::Along] },
+        ],
+        more: 0,
+    };
 
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    unsafe fn strip(&self, head: usize, strip: usize, desk: Desk) {
-        let Shape { heads, queries, keys, width, .. } = self.shape;
-        let (text, head) = (head / heads, head % heads);
+    unsafe fn strip_of_head(&self, head: usize, strip: usize, desk: Desk) {
+        let Round { shape, sight, .. } = self.round;
+        let Shape { heads, queries, keys, width, .. } = shape;
         let parts = width.div_ceil(STRIP);
-        let [of_queries, of_keys, of_values] = self.all();
-        let kv = text * self.shape.kv_heads + head / self.shape.group();
+        let of_queries = self.round.layout(QUERIES, Layout::Rows).head(head);
+        let kv = head / shape.group();
+        let of_keys = self.round.layout(KEYS, Layout::Across).head(kv);
+        let of_values = self.round.layout(VALUES, Layout::Along).head(kv);
         let rows = strip * STRIP..queries.min((strip + 1) * STRIP);
-        let [first, last] = [rows.start, rows.end - 1].map(|query| self.sight.of_query(query, keys));
-        let left = Left::strip(of_queries.head(text * heads + head), parts, strip);
+        let [first, last] = [rows.start, rows.end - 1].map(|query| sight.of_query(query, keys));
+        let left = Left::strip(of_queries, parts, strip);
         let weights = Left { first: desk.weights, tiles: CHUNK };
-        let factor = self.sight.scale * LOG2_E;
+        let factor = sight.scale * LOG2_E;
         let mut largest = [f32::NEG_INFINITY; STRIP];
         // SAFETY: the panels lie within the layouts, and all else within the desk.
         unsafe {
@@ -100,11 +83,11 @@ impl Forward {
                 let mut found = [_mm512_set1_ps(f32::NEG_INFINITY); STRIP];
                 for (scores, panel) in chunk.clone().enumerate() {
                     let scores = desk.scores.add(scores);
-                    multiply(left, parts, of_keys.head(kv).add(panel * STRIP * parts), scores);
+                    multiply(left, parts, of_keys.add(panel * STRIP * parts), scores);
                     // All rows see the whole panel if the last one sees its beginning and the first one its end.
                     let is_open = last.start <= panel * STRIP && first.end >= (panel + 1) * STRIP;
                     for (row, query) in rows.clone().enumerate() {
-                        let bits = if is_open { u32::MAX } else { bits(panel, &self.sight.of_query(query, keys)) };
+                        let bits = if is_open { u32::MAX } else { bits(panel, &sight.of_query(query, keys)) };
                         for (half, line) in (*scores)[row].iter_mut().enumerate() {
                             let mask = (bits >> (half * TILE)) as u16;
                             let hidden = _mm512_set1_ps(f32::NEG_INFINITY);
@@ -138,7 +121,7 @@ impl Forward {
                 }
                 for part in 0..parts {
                     let panel = (part * keys.div_ceil(STRIP) + chunk.start) * STRIP;
-                    multiply(weights, chunk.len(), of_values.head(kv).add(panel), desk.product);
+                    multiply(weights, chunk.len(), of_values.add(panel), desk.product);
                     for row in 0..rows.len() {
                         let by = _mm512_set1_ps(smaller[row]);
                         let [results, more] =
@@ -150,10 +133,11 @@ impl Forward {
                     }
                 }
             }
+            let (text, of_text) = self.round.text_and_head(QUERIES, head);
             for (row, query) in rows.enumerate() {
                 let sum = _mm512_reduce_add_ps(sums[row]);
-                let place = ((self.first_text + text) * queries + query) * heads + head;
-                *self.lse.at(place) = finite(largest[row]) * self.sight.scale + sum.ln();
+                let place = (text * queries + query) * heads + of_text;
+                *self.lse.at(place) = finite(largest[row]) * sight.scale + sum.ln();
                 // A row that sees nothing weighs nothing.
                 let by = _mm512_set1_ps(if sum > 0.0 { sum.recip() } else { 0.0 });
                 for part in 0..parts {

@@ -2,7 +2,8 @@
 //! pages are.
 //!
 //! As in flash attention (Dao 2023), probabilities exist only for a strip of 32 rows at a time, and the way back makes
-//! them again from the log-sum-exps. Heads are laid out once as the tiles want them ([`layout`]). A strip of queries
+//! them again from the log-sum-exps. Heads are laid out once as the tiles want them ([`layout`]), some at a time
+//! ([`round`]). A strip of queries
 //! gives its results ([`forward`]) or its gradients, and a strip of keys the gradients of keys and values of all query
 //! heads that share them ([`backward`]). So no two tasks write to the same place, and sums have one order on any number
 //! of threads.
@@ -12,26 +13,17 @@
 mod backward;
 mod forward;
 mod layout;
+mod round;
 mod strip;
 
-use std::{
-    arch::is_x86_feature_detected,
-    ops::{Div, Range},
-};
+use std::{arch::is_x86_feature_detected, ops::Range};
 
 use self::{
     backward::Backward,
     forward::Forward,
     layout::{Line, STRIP},
 };
-use super::{
-    parallel::{Claims, Shared},
-    simd::{Isa, Tiles},
-    thread_pool::ThreadPool,
-};
-
-/// Places that are laid out at once, unless a text alone has more: their layouts stay in the processor's caches.
-const ROUND: usize = 2048;
+use super::{parallel::Shared, simd::Isa, thread_pool::ThreadPool};
 
 /// Whether this processor has the instructions.
 #[must_use]
@@ -101,6 +93,12 @@ pub struct Workshop<'a> {
 pub struct Memory(Vec<Line>);
 
 impl Memory {
+    /// Bytes that are held: those of the largest round so far.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.0.len() * size_of::<Line>()
+    }
+
     fn lines(&mut self, count: usize) -> Shared<Line> {
         if self.0.len() < count {
             self.0.resize(count, Line::default());
@@ -128,21 +126,8 @@ pub unsafe fn forward(
     let rows = shape.check();
     assert_eq!((out.len(), lse.len()), (rows * shape.width, rows), "results, log-sum-exps");
     let (out, lse) = (Shared::new(out), Shared::new(lse));
-    for texts in shape.rounds() {
-        let memory = workshop.memory.lines(Forward::lines(shape, texts.len()));
-        let task = Forward { shape, qkv, sight, out, lse, memory, first_text: texts.start, texts: texts.len() };
-        let (to_lay_out, to_attend) = (Claims::new(task.layouts()), Claims::new(task.strips()));
-        workshop.threads.run(&|| {
-            // SAFETY: `check` has looked for the instructions; each task is claimed once, and all layouts are there
-            // before a strip reads them. For the inputs the caller vouches.
-            unsafe {
-                to_lay_out.run_all(|i| task.lay_out(i));
-                let tiles = Isa::detect().has_tiles().then(|| Tiles::new());
-                to_attend.run_all(|i| task.attend(i));
-                drop(tiles);
-            }
-        });
-    }
+    // SAFETY: as the caller says.
+    unsafe { round::compute((shape, sight), Forward::CONTENT, workshop, |round| Forward { round, qkv, out, lse }) };
 }
 
 /// What is known of the way forward when the gradients of its inputs are sought.
@@ -176,20 +161,9 @@ pub unsafe fn backward(
     let (of_queries, of_keys) = (shape.check() * shape.width, shape.texts * shape.keys * shape.kv_heads * shape.width);
     assert_eq!(gradients.each_ref().map(|x| x.len()), [of_queries, of_keys, of_keys], "gradients");
     let gradients = gradients.map(Shared::new);
-    for texts in shape.rounds() {
-        let memory = workshop.memory.lines(Backward::lines(shape, texts.len()));
-        let task = Backward { shape, known, sight, gradients, memory, first_text: texts.start, texts: texts.len() };
-        let (to_lay_out, strips) = (Claims::new(task.layouts()), Claims::new(task.strips()));
-        workshop.threads.run(&|| {
-            // SAFETY: as in `forward`.
-            unsafe {
-                to_lay_out.run_all(|i| task.lay_out(i));
-                let tiles = Isa::detect().has_tiles().then(|| Tiles::new());
-                strips.run_all(|i| task.strip(i));
-                drop(tiles);
-            }
-        });
-    }
+    let content = Backward::content(shape);
+    // SAFETY: as the caller says.
+    unsafe { round::compute((shape, sight), content, workshop, |round| Backward { round, known, gradients }) };
 }
 
 impl Shape {
@@ -203,12 +177,6 @@ impl Shape {
     /// Query heads that share keys and values.
     fn group(self) -> usize {
         self.heads / self.kv_heads
-    }
-
-    /// Texts that are computed together.
-    fn rounds(self) -> impl Iterator<Item = Range<usize>> {
-        let most = ROUND.div(self.queries.max(self.keys).max(1)).max(1);
-        (0..self.texts).step_by(most).map(move |first| first..(first + most).min(self.texts))
     }
 
     /// Lines of the layout of a head with this many places.

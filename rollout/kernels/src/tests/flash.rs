@@ -63,9 +63,13 @@ impl Case {
     }
 
     fn run(&self, count: usize) -> Found {
+        self.run_in(&mut Memory::default(), count)
+    }
+
+    fn run_in(&self, memory: &mut Memory, count: usize) -> Found {
         let Shape { texts, queries, keys, heads, kv_heads, width } = self.shape;
-        let (pool, mut memory) = (threads(count), Memory::default());
-        let mut workshop = Workshop { threads: &pool, memory: &mut memory };
+        let pool = threads(count);
+        let mut workshop = Workshop { threads: &pool, memory };
         let (rows, of_keys) = (texts * queries * heads, texts * keys * kv_heads * width);
         let mut found = Found {
             out: vec![0x7fc0; rows * width],
@@ -261,4 +265,24 @@ fn what_is_no_number_is_not_lost() {
         assert!(found.out[..others * 32].iter().all(|&x| !bf16::from_bits(x).is_nan()), "input {input}: others");
         assert!(found.gradients[0][39 * 32..].iter().any(|x| x.is_nan()), "input {input}");
     }
+}
+
+/// Layouts are several times as large as what they are made of: those of all heads of a long text would be gigabytes.
+#[test]
+fn more_heads_take_no_more_memory() {
+    if !is_here() {
+        return;
+    }
+    let held = |texts, kv_heads| {
+        let shape = Shape { texts, queries: 200, keys: 200, heads: 2 * kv_heads, kv_heads, width: 32 };
+        let case = Case::new(&mut Stream::new(&[57]), shape, Sight { shift: Some(0), window: usize::MAX, scale: 0.2 });
+        let mut memory = Memory::default();
+        let _ = case.run_in(&mut memory, 2);
+        memory.bytes()
+    };
+    let one = held(1, 1);
+    // Queries, keys and values, and gradients of results of a pair, in up to three layouts each, and rows' numbers.
+    let (of_layout, of_rows) = (224 * 64, 2 * 224 * 4);
+    assert_eq!(one, (6 * 2 + 5) * of_layout + 2 * of_rows);
+    assert_eq!((held(1, 8), held(7, 3)), (one, one));
 }

@@ -109,6 +109,29 @@ fn a_busy_endpoint_is_asked_again_and_a_refusal_is_a_failure_and_no_score() {
     assert_eq!(requests.try_iter().count(), 3, "a refusal is not repeated");
 }
 
+/// The start of another number is a wrong score, and nothing would tell.
+#[test]
+fn a_score_is_the_whole_number_or_a_failure() {
+    let scored = |answer: &'static str| {
+        let (address, _requests) = endpoint(vec![(200, "", answer)]);
+        judge(&address, "").1.reward().score(&input(&["a"])).remove(0)
+    };
+    for (answer, score) in [
+        ("Score: 8.", 8.0),
+        ("Score: 7, for its brevity", 7.0),
+        ("score: 7/10", 7.0),
+        ("Score: 1e1", 10.0),
+        ("**Score**: -0.25\n", -0.25),
+    ] {
+        assert_eq!(scored(answer), RewardOutcome::Score(score), "{answer}");
+    }
+    for (answer, found) in [("score: 0,5", "`0,5`"), ("Score: 1,000", "`1,000`"), ("Score: 1.2.3", "`1.2.3`")] {
+        let outcome = scored(answer);
+        assert!(reason(&outcome).contains(&format!("`pattern` finds {found} in the judge's answer")), "{outcome:?}");
+    }
+    assert!(reason(&scored("Score: none")).contains("finds no number"));
+}
+
 #[test]
 fn an_endpoint_that_says_nothing_is_given_up_at_the_deadline() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
