@@ -133,7 +133,8 @@ static MEMORY: Metered = Metered;
 fn main() -> ExitCode {
     // SAFETY: this is the first thing that the process does, so it has no other thread.
     unsafe { shared::system::native::disable_telemetry() };
-    program().unwrap_or_else(|error| {
+    let code = program().map(|code| if output::is_lost() { ExitCode::from(ERROR) } else { code });
+    code.unwrap_or_else(|error| {
         if let Some(interrupted) = error.downcast_ref::<Interrupted>() {
             output::tell(interrupted);
             return ExitCode::from(interrupted.exit_code());

@@ -61,12 +61,18 @@ fn resume(value: &Value) -> Result<Value, Reason> {
     })
 }
 
-/// PEFT's layers for the families that it knows, where no key names any.
+/// PEFT's layers for the families that it knows, where no key names any. TRL's ratio of the sequence for the KL term,
+/// where ours is that of the token.
 fn implied_by(get: Lookup<'_>) -> Options {
     let wanted = get("use_peft").is_some_and(|value| value == true);
     let is_named = get("lora_target_modules").is_some_and(|value| value != Value::Array(Vec::new()));
     let layers = || Value::from(vec!["q_proj", "v_proj"]);
-    (wanted && !is_named).then(|| ("lora_target_modules".to_owned(), layers())).into_iter().collect()
+    let layers = (wanted && !is_named).then(|| ("lora_target_modules".to_owned(), layers()));
+    let by_sequence = get("importance_sampling_level").is_some_and(|level| level == "sequence");
+    let has_kl = get("beta").and_then(|beta| beta.as_f64()).is_some_and(|beta| beta != 0.0);
+    let is_given = get("use_bias_correction_kl").is_some_and(|value| !value.is_null());
+    let factor = (by_sequence && has_kl && !is_given).then(|| ("use_bias_correction_kl".to_owned(), Value::Bool(true)));
+    layers.into_iter().chain(factor).collect()
 }
 
 /// Options that follow from several keys about the batch, the rewards and the data.

@@ -124,11 +124,14 @@ impl Task for Statistics<'_> {
             for block in blocks {
                 largest = S::max(largest, S::load(block.as_ptr()));
             }
-            let largest = S::largest(largest) * self.inverse;
+            let largest = S::largest(largest);
+            // The largest is subtracted before anything is rounded: of it exactly 0 is left, so no probability exceeds
+            // 1, nor does an entropy fall below 0.
             let (inverse, shift) = (S::splat(self.inverse), S::splat(-largest));
+            let scaled = |z: S::V| S::max(S::splat(LEAST), S::mul(S::add(z, shift), inverse));
             let (mut sums, mut products) = (S::splat(0.0), S::splat(0.0));
             for block in blocks {
-                let x = S::max(S::splat(LEAST), S::fma(S::load(block.as_ptr()), inverse, shift));
+                let x = scaled(S::load(block.as_ptr()));
                 let e = exp::<S>(x);
                 sums = S::add(sums, e);
                 products = S::fma(e, x, products);
@@ -136,8 +139,7 @@ impl Task for Statistics<'_> {
             let (mut sum, mut product) = (S::sum(sums), S::sum(products));
             if !rest.is_empty() {
                 let mut lanes = [0.0_f32; LANES];
-                let x = S::fma(load_up_to::<S>(rest.as_ptr(), rest.len()), inverse, shift);
-                let x = S::max(S::splat(LEAST), x);
+                let x = scaled(load_up_to::<S>(rest.as_ptr(), rest.len()));
                 S::store(lanes.as_mut_ptr(), x);
                 let shifted = lanes;
                 S::store(lanes.as_mut_ptr(), exp::<S>(x));
@@ -147,10 +149,9 @@ impl Task for Statistics<'_> {
                 }
             }
             let log = sum.ln();
-            let lse = largest + log;
             TokenStatistics {
-                lse,
-                logprob: (self.row[self.id] * self.inverse - largest) - log,
+                lse: largest * self.inverse + log,
+                logprob: (self.row[self.id] - largest) * self.inverse - log,
                 entropy: log - product / sum,
             }
         }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use serde_json::Value;
 use shared::ModelDir;
+use shared_bounds::KeysOnce;
 
 use crate::{data::Tokenizer, engine::Constrained};
 
@@ -97,7 +98,7 @@ impl GrammarFlags {
             Self { regex: Some(regex), .. } => ("--regex", Grammar::Regex(regex.clone())),
             Self { json_schema: Some(path), .. } => {
                 let text = read("--json-schema", path)?;
-                let schema = serde_json::from_str(&text)
+                let KeysOnce(schema) = serde_json::from_str(&text)
                     .with_context(|| format!("--json-schema {}: no JSON", path.display()))?;
                 ("--json-schema", Grammar::Json { schema, compact: false })
             }

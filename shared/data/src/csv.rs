@@ -6,7 +6,7 @@
 
 use std::{
     cell::Cell,
-    io::{self, Read},
+    io::{self, BufRead, Read},
     mem::size_of,
 };
 
@@ -29,7 +29,11 @@ const TEXTS: [&str; 5] = ["prompt", "question", "completion", "chosen", "rejecte
 /// Rows of a table whose first line names the columns. Cells in quotes may hold delimiters and line breaks.
 pub fn read(content: &Content, delimiter: u8) -> Result<Vec<Row>, DataError> {
     let place = numbered(content.path(), "line");
-    let line = |position: Option<&Position>| position.map_or(1, |position| position.line() as usize);
+    // The reader ends a row before the second byte of its line break.
+    let breaks_have_two_bytes = has_breaks_of_two_bytes(content)?;
+    let line_of =
+        |position: &Position| position.line() as usize + usize::from(breaks_have_two_bytes && position.byte() > 0);
+    let line = |position: Option<&Position>| position.map_or(1, line_of);
     let (row_begins, misquoted) = (Cell::new(0), Cell::new(None));
     let bytes = OneRowAtATime {
         inner: content.open()?,
@@ -58,7 +62,7 @@ pub fn read(content: &Content, delimiter: u8) -> Result<Vec<Row>, DataError> {
             ErrorKind::Utf8 { .. } => "is no UTF-8 text; save the file as UTF-8".into(),
             _ => error.to_string(),
         };
-        DataError::Row { place: place(error.position().map_or(at, |position| position.line() as usize)), reason }
+        DataError::Row { place: place(error.position().map_or(at, line_of)), reason }
     };
     let header = reader.headers().map_err(|error| failed(error, 1))?;
     let names = names(header).map_err(|reason| DataError::Row { place: place(1), reason })?;
@@ -74,16 +78,23 @@ pub fn read(content: &Content, delimiter: u8) -> Result<Vec<Row>, DataError> {
     }
     let is_typed = |(column, name): (usize, &String)| !TEXTS.contains(&name.as_str()) && is_typed(&records, column);
     let typed: Vec<bool> = names.iter().enumerate().map(is_typed).collect();
-    let value = |cell: &str, typed: bool| match cell {
-        "" => Value::Null,
-        cell if typed => lossless(cell).unwrap_or(Value::Null),
-        cell => cell.into(),
+    let value = |name: &String, cell: &str, typed: bool| match cell {
+        "" => Ok(Value::Null),
+        cell if typed => {
+            lossless(cell).unwrap_or(Ok(Value::Null)).map_err(|reason| format!("column `{name}`: {reason}"))
+        }
+        cell => Ok(cell.into()),
     };
     let row = |record: StringRecord| {
-        let cells = record.iter().zip(&typed).map(|(cell, &typed)| value(cell, typed));
-        let values: Values = names.iter().cloned().zip(cells).collect();
+        let cells = names.iter().zip(record.iter()).zip(&typed);
+        let cells = cells.map(|((name, cell), &typed)| Ok((name.clone(), value(name, cell, typed)?)));
+        let place = place(line(record.position()));
+        let values: Values = match cells.collect() {
+            Ok(values) => values,
+            Err(reason) => return Err(DataError::Row { place, reason }),
+        };
         meter.add(memory::of_row(&values).saturating_sub(of_record(&record)))?;
-        Ok(Row { values, place: place(line(record.position())) })
+        Ok(Row { values, place })
     };
     records.into_iter().map(row).collect()
 }
@@ -141,14 +152,25 @@ fn is_typed(records: &[StringRecord], column: usize) -> bool {
     cells.peek().is_some() && cells.all(|cell| lossless(cell).is_some())
 }
 
-/// A list, an object, or a number whose text JSON would write the same.
-fn lossless(cell: &str) -> Option<Value> {
+/// Whether the first line ends with `\r\n`.
+fn has_breaks_of_two_bytes(content: &Content) -> Result<bool, DataError> {
+    let mut first = Vec::new();
+    let read = content.open()?.take(MOST_LINE as u64).read_until(b'\n', &mut first);
+    read.map_err(|error| content.failed(&error))?;
+    Ok(first.ends_with(b"\r\n"))
+}
+
+/// A list, an object, or a number whose text JSON would write the same. An object that gives a key twice is an error.
+fn lossless(cell: &str) -> Option<Result<Value, String>> {
     if !cell.starts_with(|c: char| matches!(c, '-' | '[' | '{') || c.is_ascii_digit()) {
         return None;
     }
-    let value = json::parse(cell.as_bytes()).ok()?;
+    let value = match json::parse(cell.as_bytes()) {
+        Ok(value) => value,
+        Err(error) => return error.is_data().then(|| Err(error.to_string())),
+    };
     let keeps_its_words = value.as_number().is_none_or(|number| number.to_string() == cell);
-    (keeps_its_words && !value.is_string()).then_some(value)
+    (keeps_its_words && !value.is_string()).then_some(Ok(value))
 }
 
 #[cfg(test)]
@@ -183,6 +205,23 @@ mod tests {
             (&found[1]["n"], &found[1]["mixed"], &found[1]["nums"]),
             (&json!(null), &json!("four"), &json!([3]))
         );
+    }
+
+    #[test]
+    fn a_cell_of_json_gives_no_key_twice() {
+        let error = error_of("rows.csv", b"prompt,answer\na,\"{\"\"v\"\": 1}\"\nb,\"{\"\"v\"\": 1, \"\"v\"\": 2}\"\n");
+        assert!(error.contains("line 3: column `answer`: ") && error.contains("`v`"), "{error}");
+        // Among texts, it is one.
+        let rows = values_of("rows.csv", b"prompt,answer\na,x\nb,\"{\"\"v\"\": 1, \"\"v\"\": 2}\"\n");
+        assert_eq!(rows[1]["answer"], "{\"v\": 1, \"v\": 2}");
+    }
+
+    #[test]
+    fn lines_are_counted_whatever_their_breaks_are() {
+        for text in ["prompt,answer\na,1\n\"b\nc\",2\nd,3,4\n", "prompt,answer\r\na,1\r\n\"b\r\nc\",2\r\nd,3,4\r\n"] {
+            let error = error_of("rows.csv", text.as_bytes());
+            assert!(error.contains(", line 5: has 3 cells"), "{error}");
+        }
     }
 
     #[test]

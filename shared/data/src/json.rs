@@ -121,9 +121,10 @@ pub fn too_long() -> String {
     format!("is longer than {MOST_LINE} bytes, the most that a row may have")
 }
 
-/// A value of JSON. Whole numbers that 64 bits do not hold become their texts: as numbers they would lose digits.
+/// A value of JSON, whose objects give no key twice. Whole numbers that 64 bits do not hold become their texts: as
+/// numbers they would lose digits.
 pub fn parse(text: &[u8]) -> serde_json::Result<Value> {
-    parse_as(text, is_large)
+    parse_as(text, is_large).map(|KeysOnce(value)| value)
 }
 
 /// A value of JSON, in which numbers for which `is_meant` holds become their texts.
@@ -142,10 +143,10 @@ fn error_in(text: &[u8], of_quoted: serde_json::Error) -> serde_json::Error {
     of_syntax.or_else(of_keys).unwrap_or(of_quoted)
 }
 
-/// As [`parse`], for numbers that a program has written with all their digits: fractions keep them as well.
+/// A value of JSON that a program has written, with all digits of its numbers. Fractions keep them as texts too.
 pub fn parse_decimals(text: &[u8]) -> serde_json::Result<Value> {
-    let is_long = |word: &str| is_large(word) || digits(word) > MOST_DIGITS && word.parse::<f64>().is_ok();
-    parse_as(text, is_long)
+    let is_fraction = |word: &str| word.contains(['.', 'e', 'E']) && word.parse::<f64>().is_ok();
+    parse_as(text, |word| is_large(word) || digits(word) > MOST_DIGITS && is_fraction(word))
 }
 
 /// Digits that tell any two 64-bit floats apart.
@@ -280,6 +281,18 @@ mod tests {
         assert_eq!(values_of("rows.jsonl", lines.as_bytes()), rows);
         let array = serde_json::to_string_pretty(&rows).unwrap();
         assert_eq!(values_of("rows.json", format!("\u{feff}\n{array}").as_bytes()), rows);
+    }
+
+    /// What a program has written: fractions with all digits, and whole numbers, which have no other digits.
+    #[test]
+    fn fractions_that_a_float_does_not_hold_are_texts_and_whole_numbers_are_numbers() {
+        let text = br#"[123456789012345678, -1700000000123456789, 18446744073709551615, 18446744073709551616,
+            0.123456789012345678, 1.5, 12345678901234567.8e3]"#;
+        let read = super::parse_decimals(text).unwrap();
+        let whole = json!([123456789012345678_i64, -1700000000123456789_i64, u64::MAX]);
+        assert_eq!(read.as_array().unwrap()[..3], whole.as_array().unwrap()[..]);
+        let texts = json!(["18446744073709551616", "0.123456789012345678", 1.5, "12345678901234567.8e3"]);
+        assert_eq!(read.as_array().unwrap()[3..], texts.as_array().unwrap()[..]);
     }
 
     #[test]

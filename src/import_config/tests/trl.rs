@@ -3,6 +3,16 @@
 use super::*;
 
 #[test]
+fn the_kl_term_has_trls_factor_where_ours_is_another() {
+    let factor = |text: &str| import(&format!("learning_rate: 1e-6\n{text}")).1.config.use_bias_correction_kl;
+    assert_eq!(factor("importance_sampling_level: sequence\nbeta: 0.04\n"), Some(true));
+    assert_eq!(factor("importance_sampling_level: sequence\nbeta: 0.04\nuse_bias_correction_kl: false\n"), Some(false));
+    for text in ["importance_sampling_level: token\nbeta: 0.04\n", "importance_sampling_level: sequence\n"] {
+        assert_eq!(factor(text), None, "{text}");
+    }
+}
+
+#[test]
 fn what_changes_prompts_is_an_option_or_ends_the_start() {
     let (_, found) = import(
         "chat_template_kwargs: {enable_thinking: false}\nchat_template_path: t.jinja\ndataset_prompt_column: problem\n\

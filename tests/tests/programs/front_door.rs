@@ -148,6 +148,19 @@ fn a_full_disk_behind_stderr_changes_no_exit_code() {
     }
 }
 
+/// `tandem import-config foreign.yaml > run.toml` would otherwise leave half a file, and go on.
+#[test]
+fn a_full_disk_behind_stdout_is_a_failure() {
+    for command_of_tandem in ["schema", "doctor"] {
+        let mut command = Command::new(binary("tandem"));
+        command.arg(command_of_tandem).stdout(File::options().write(true).open("/dev/full").unwrap());
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("error: stdout cannot be written: No space left on device"), "{said}");
+        assert_eq!(output.status.code(), Some(1), "{command_of_tandem}");
+    }
+}
+
 #[test]
 fn colours_are_for_terminals_and_can_be_refused() {
     let coloured = |variables: &[(&str, &str)]| {

@@ -1,6 +1,7 @@
 //! Lines that a process writes.
 
 use serde_json::Value;
+use shared_bounds::KeysOnce;
 use shared_chat::turn::{Reply, ToolCall};
 
 use crate::{
@@ -201,8 +202,8 @@ fn behind<'a>(line: &'a str, key: &str) -> Option<&'a str> {
 /// A line that is no answer.
 pub fn read(line: &str, seconds: f64) -> Result<Answer, String> {
     let no_answer = || Wrong::quoting("this line is no answer", line).reason;
-    let fields: Value = match serde_json::from_str(line) {
-        Ok(fields) => fields,
+    let fields = match serde_json::from_str(line) {
+        Ok(KeysOnce(fields)) => fields,
         Err(error) => return unreadable(line, &error.to_string()).ok_or_else(no_answer),
     };
     let Some(id) = fields["id"].as_u64() else {
@@ -231,6 +232,9 @@ pub fn read(line: &str, seconds: f64) -> Result<Answer, String> {
 /// # Errors
 /// What is wrong with it.
 pub fn opening(fields: &Value) -> Result<Opening, Unusable> {
+    if !fields["reward"].is_null() || fields["done"] == true {
+        return Err("its answer to `open` has a `reward`, or is `done`: rewards are for turns and for the end".into());
+    }
     match &fields["text"] {
         Value::Null => Ok(Opening::default()),
         Value::String(text) if text.len() > MAX_TEXT => Err(too_long("the text of its opening", text.len(), MAX_TEXT)),
@@ -331,7 +335,11 @@ mod tests {
             assert!(read(line, 1.0).unwrap_err().contains(line.trim()), "{line}");
         }
         assert!(read(r#"request "id": 5 is NaN"#, 1.0).is_err(), "it is a line of a log");
+        let twice = read(r#"{"id": 2, "reward": 0.1, "reward": 9}"#, 1.0).unwrap();
+        assert!(twice.id == 2 && twice.fields.is_err(), "only one of them could count");
         assert!(opening(&json!({"text": 5})).is_err());
+        assert!(opening(&json!({"reward": 5.0})).is_err() && opening(&json!({"done": true})).is_err());
+        assert!(opening(&json!({"reward": null, "done": false})).is_ok());
         assert!(reward(&json!({"reward": "much"})).is_err());
         for replies in [
             json!({}),

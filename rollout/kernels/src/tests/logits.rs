@@ -63,6 +63,23 @@ fn log_probs_entropies_and_gradients_are_those_of_the_softmax_and_the_same_every
     }
 }
 
+/// At a low temperature, the rounding of a large logit would show as a probability above 1.
+#[test]
+fn no_probability_exceeds_one_and_no_entropy_falls_below_zero() {
+    let mut stream = Stream::new(&[73]);
+    let vocabulary = 77;
+    for temperature in [1.0_f32, 0.3, 0.05, 0.003, 1e3] {
+        let logits: Vec<f32> = normal(&mut stream, 50 * vocabulary).into_iter().map(|x| x * 30.0).collect();
+        let largest = |row: &[f32]| (0..vocabulary).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap() as i64;
+        let ids: Vec<i64> = logits.chunks(vocabulary).map(largest).collect();
+        let mut found = vec![TokenStatistics::default(); ids.len()];
+        let machine = Machine { isa: Isa::detect(), threads: &threads(1), scratch: &mut Vec::new() };
+        Rows { logits: &logits, ids: &ids, temperature }.statistics(&mut found, machine);
+        let (worst, least) = found.iter().fold((f32::MIN, f32::MAX), |(p, h), x| (p.max(x.logprob), h.min(x.entropy)));
+        assert!(worst <= 0.0 && least >= 0.0, "temperature {temperature}: log-prob {worst}, entropy {least}");
+    }
+}
+
 /// Without derivatives of entropies, the gradient is that of the log-probs alone.
 #[test]
 fn a_loss_of_log_probs_alone_gives_the_gradient_of_log_probs() {

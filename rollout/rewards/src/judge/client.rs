@@ -34,6 +34,8 @@ const QUOTED: usize = 200;
 pub struct Answer {
     /// Its text.
     pub text: String,
+    /// Whether `max_tokens` ended it.
+    pub is_cut: bool,
     /// Tokens of question and answer, as the endpoint counts them; 0 where it does not.
     pub tokens: u64,
 }
@@ -140,8 +142,13 @@ impl Client {
 /// The answer of a chat completion.
 fn answer(body: &str) -> Option<Answer> {
     let said: Value = serde_json::from_str(body).ok()?;
-    let text = said["choices"][0]["message"]["content"].as_str()?.to_owned();
-    Some(Answer { text, tokens: said["usage"]["total_tokens"].as_u64().unwrap_or_default() })
+    let choice = &said["choices"][0];
+    let text = choice["message"]["content"].as_str()?.to_owned();
+    Some(Answer {
+        text,
+        is_cut: choice["finish_reason"] == "length",
+        tokens: said["usage"]["total_tokens"].as_u64().unwrap_or_default(),
+    })
 }
 
 #[cfg(test)]
@@ -155,7 +162,7 @@ mod tests {
             r#"{"choices": []}"#,
             r#"{"choices": [{"message": {"content": null}}], "usage": {"total_tokens": -1}}"#,
         ];
-        assert_eq!(answer(seeds[0]), Some(Answer { text: "Score: 3".to_owned(), tokens: 9 }));
+        assert_eq!(answer(seeds[0]), Some(Answer { text: "Score: 3".to_owned(), is_cut: false, tokens: 9 }));
         assert_eq!((answer(seeds[1]), answer(seeds[2])), (None, None));
         harness::fuzz::explore("judge_answers", &seeds.map(|seed| seed.as_bytes().to_vec()), |bytes| {
             let _ = answer(&String::from_utf8_lossy(bytes));

@@ -50,8 +50,8 @@ pub const ENTRY: &Entry = &Entry {
         Parameter { name: "rubric", default: None, about: "the file with the text that the model gets" },
         Parameter {
             name: "pattern",
-            // To the number's end: the start of `0,5` or of `1e3` is another number.
-            default: Some(r"(?i)\bscore\b\W*?(-?[0-9]*\.?[0-9]+(?:[.,e][-+]?[0-9]+)*)"),
+            // To the number's end, and with any minus: the start of `0,5`, `1e3` or `1-10` is another number.
+            default: Some(r"(?i)\bscore\b\W*?([-−–]?[0-9]*\.?[0-9]+(?:[.,'_ex–−-][-+]?[0-9]+)*)"),
             about: "regular expression whose last match has the score as its first group",
         },
         Parameter { name: "max_tokens", default: Some("1024"), about: "most tokens of an answer" },
@@ -131,12 +131,18 @@ impl Judge {
         if let Some(score) = self.known(text) {
             return Ok(Scored { score, tokens: None });
         }
-        let Answer { text: answer, tokens } = self.client.ask(text, deadline)?;
+        let Answer { text: answer, tokens, is_cut } = self.client.ask(text, deadline)?;
         let cut = |text: &str| text.trim().chars().take(QUOTED).collect::<String>();
         let found = self.pattern.captures_iter(&answer).last().and_then(|found| found.get(1));
         let found = found.ok_or_else(|| {
             format!("`pattern` finds no number in the judge's answer, which begins with `{}`", cut(&answer))
         })?;
+        if is_cut && answer[found.end()..].trim().is_empty() {
+            return Err(format!(
+                "the judge's answer is cut off at `max_tokens`, perhaps within its score: `{}`",
+                cut(&answer)
+            ));
+        }
         let found = found.as_str();
         let score = found.parse::<f64>().ok().filter(|score| score.is_finite()).ok_or_else(|| {
             format!("`pattern` finds `{}` in the judge's answer, which is no number as `0.5` is one", cut(found))

@@ -17,7 +17,7 @@ use super::*;
 use crate::{Registry, RewardCompletion, RewardFunction};
 
 /// Answers requests one after another: a status, further headers, and the text of the assistant or of an error.
-/// Requests come out of the channel, headers and content.
+/// Requests come out of the channel, headers and content. The status 206 stands for an answer that is cut off.
 fn endpoint(script: Vec<(u16, &'static str, &'static str)>) -> (String, Receiver<(String, Value)>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}/v1", listener.local_addr().unwrap());
@@ -38,6 +38,7 @@ fn endpoint(script: Vec<(u16, &'static str, &'static str)>) -> (String, Receiver
             let message = json!({"role": "assistant", "content": text});
             let body = match status {
                 200 => json!({"choices": [{"message": message}], "usage": {"total_tokens": 7}}),
+                206 => json!({"choices": [{"message": message, "finish_reason": "length"}]}),
                 _ => json!({"error": {"message": text}}),
             };
             let body = body.to_string();
@@ -125,11 +126,29 @@ fn a_score_is_the_whole_number_or_a_failure() {
     ] {
         assert_eq!(scored(answer), RewardOutcome::Score(score), "{answer}");
     }
-    for (answer, found) in [("score: 0,5", "`0,5`"), ("Score: 1,000", "`1,000`"), ("Score: 1.2.3", "`1.2.3`")] {
+    for (answer, found) in [
+        ("score: 0,5", "`0,5`"),
+        ("Score: 1,000", "`1,000`"),
+        ("Score: 1_000", "`1_000`"),
+        ("Score: 1.2.3", "`1.2.3`"),
+        ("Score (0-10): 7", "`0-10`"),
+        ("Score: −1", "`−1`"),
+        ("Score: 0x10", "`0x10`"),
+    ] {
         let outcome = scored(answer);
         assert!(reason(&outcome).contains(&format!("`pattern` finds {found} in the judge's answer")), "{outcome:?}");
     }
     assert!(reason(&scored("Score: none")).contains("finds no number"));
+}
+
+#[test]
+fn a_score_that_may_be_cut_off_is_a_failure() {
+    let scored = |answer: &'static str| {
+        let (address, _requests) = endpoint(vec![(206, "", answer)]);
+        judge(&address, "").1.reward().score(&input(&["a"])).remove(0)
+    };
+    assert!(reason(&scored("Score: 1")).contains("is cut off at `max_tokens`, perhaps within its score: `Score: 1`"));
+    assert_eq!(scored("Score: 10. It is"), RewardOutcome::Score(10.0));
 }
 
 #[test]

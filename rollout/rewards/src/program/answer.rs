@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value};
 use shared::{Logged, Note, RewardOutcome, StepScore};
+use shared_bounds::KeysOnce;
 
 /// Longest piece of an answer that is quoted in a message.
 const QUOTED: usize = 60;
@@ -93,8 +94,9 @@ pub(super) fn is_wrong(line: &str, request: u64) -> bool {
 /// Reads JSON as Python writes it. See [`mended`].
 pub(super) fn parse(line: &str) -> Result<Value, String> {
     match serde_json::from_str(line) {
-        Ok(answer) => Ok(answer),
+        Ok(KeysOnce(answer)) => Ok(answer),
         Err(e) => serde_json::from_str(&mended(line))
+            .map(|KeysOnce(answer)| answer)
             .map_err(|_| format!("answered `{}`, which is no JSON: {e}", shortened(line.trim()))),
     }
 }

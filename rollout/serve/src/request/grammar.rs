@@ -2,6 +2,7 @@
 
 use rollout::commands::constraint::Grammar;
 use serde_json::{Value, json};
+use shared_bounds::KeysOnce;
 
 use super::Fields;
 use crate::error::ApiError;
@@ -117,7 +118,7 @@ fn structured_outputs(fields: &mut Fields) -> Result<Option<Grammar>, ApiError> 
 /// A schema, which may be written as a text.
 fn schema(value: Value) -> Result<Value, ApiError> {
     let Value::String(text) = value else { return checked(value) };
-    let read = serde_json::from_str(&text);
+    let read = serde_json::from_str(&text).map(|KeysOnce(schema)| schema);
     checked(read.map_err(|error| ApiError::field("json", format!("`json` is a text, but no JSON: {error}")))?)
 }
 

@@ -16,6 +16,7 @@ pub mod tools;
 
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use shared_bounds::KeysOnce;
 
 use crate::{
     error::ApiError,
@@ -96,9 +97,9 @@ impl Fields {
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
         let invalid = |message: String| ApiError::new(axum::http::StatusCode::BAD_REQUEST, message);
         match serde_json::from_slice(body) {
-            Ok(Value::Object(fields)) => Ok(Self::of(fields)),
+            Ok(KeysOnce(Value::Object(fields))) => Ok(Self::of(fields)),
             Ok(_) => Err(invalid("the body must be an object of JSON".into())),
-            Err(error) => Err(invalid(format!("the body is no JSON: {error}"))),
+            Err(error) => Err(invalid(format!("the body cannot be read as JSON: {error}"))),
         }
     }
 

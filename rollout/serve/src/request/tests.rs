@@ -455,3 +455,11 @@ fn both_ways_to_say_what_an_answer_may_be_are_read() {
     let old = completion(&json!({ "guided_regex": "a" })).map(drop).unwrap_err();
     assert!(old.message.contains("`structured_outputs`: {\"regex\""), "{old:?}");
 }
+
+/// "Taken or refused, never ignored": of two values only one would count.
+#[test]
+fn a_field_that_is_given_twice_is_refused_by_its_name() {
+    let body = br#"{"prompt": "ab", "temperature": 0, "temperature": 1}"#;
+    let error = Completion::read(body, &models(), &tokenizer(), MAX_MODEL_LEN).unwrap_err();
+    assert!(error.status == 400 && error.message.contains("`temperature`"), "{}", error.message);
+}
