@@ -133,7 +133,8 @@ static MEMORY: Metered = Metered;
 fn main() -> ExitCode {
     // SAFETY: this is the first thing that the process does, so it has no other thread.
     unsafe { shared::system::native::disable_telemetry() };
-    let code = program().map(|code| if output::is_lost() { ExitCode::from(ERROR) } else { code });
+    let is_incomplete = |code: &ExitCode| *code == ExitCode::SUCCESS && output::is_lost();
+    let code = program().map(|code| if is_incomplete(&code) { ExitCode::from(ERROR) } else { code });
     code.unwrap_or_else(|error| {
         if let Some(interrupted) = error.downcast_ref::<Interrupted>() {
             output::tell(interrupted);

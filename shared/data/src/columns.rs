@@ -87,20 +87,23 @@ const SHOWN: usize = 40;
 /// `chat_template_kwargs`. Either may be a text of JSON, as in TRL. An empty text counts as absent.
 ///
 /// # Errors
-/// `tools` that are no list, since a template would loop over the letters of a text, and `chat_template_kwargs` that
-/// are no object.
+/// `tools` that are no list, since a template would loop over the letters of a text, `chat_template_kwargs` that are no
+/// object, and a key that a text of JSON gives twice.
 pub fn template_variables(row: &Values) -> Result<Values, String> {
     let parsed = |key: &str| {
-        let value = row.get(key)?;
-        let held = value.as_str().and_then(|text| json::parse(text.as_bytes()).ok());
-        Some(held.filter(|held| held.is_array() || held.is_object()).unwrap_or_else(|| value.clone()))
+        let Some(value) = row.get(key) else { return Ok(None) };
+        match value.as_str().map(|text| json::parse(text.as_bytes())) {
+            Some(Ok(held)) if held.is_array() || held.is_object() => Ok(Some(held)),
+            Some(Err(error)) if error.is_data() => Err(format!("`{key}`: {error}")),
+            _ => Ok(Some(value.clone())),
+        }
     };
-    let mut variables = match parsed("chat_template_kwargs") {
+    let mut variables = match parsed("chat_template_kwargs")? {
         Some(Value::Object(variables)) => variables,
         None | Some(Value::Null) => Values::new(),
         Some(_) => return Err("`chat_template_kwargs` is no object".into()),
     };
-    let tools = match parsed("tools") {
+    let tools = match parsed("tools")? {
         None => return Ok(variables),
         Some(Value::String(text)) if matches!(text.trim(), "" | "null") => Value::Null,
         Some(tools @ (Value::Array(_) | Value::Null)) => tools,
@@ -195,6 +198,11 @@ mod tests {
         ] {
             let error = template_variables(json!({"tools": wrong}).as_object().unwrap()).unwrap_err();
             assert!(error.starts_with(words), "{error}");
+        }
+        for key in ["tools", "chat_template_kwargs"] {
+            let row = json!({ key: "{\"a\": 1, \"a\": 2}" });
+            let error = template_variables(row.as_object().unwrap()).unwrap_err();
+            assert!(error.starts_with(&format!("`{key}`: the key `a` is given twice")), "{error}");
         }
         for wrong in [json!([1]), json!("a = 1"), json!(true)] {
             let error = template_variables(json!({"chat_template_kwargs": wrong}).as_object().unwrap()).unwrap_err();

@@ -83,7 +83,11 @@ pub enum Content {
 pub fn messages(column: &str, mut value: Value) -> Result<Content, String> {
     settle(&mut value);
     match value {
-        Value::String(text) => Ok(Content::Text(text)),
+        Value::String(text) => match parsed(&text) {
+            // As a text, the model would read the JSON.
+            Some(Err(error)) if error.is_data() => Err(format!("`{column}` holds messages as JSON: {error}")),
+            _ => Ok(Content::Text(text)),
+        },
         Value::Array(messages) => check(column, &messages).map(|()| Content::Messages(messages)),
         other => {
             let kind = match other {
@@ -186,18 +190,24 @@ fn is_message(value: &Value) -> bool {
 /// How often JSON may be wrapped in a text of JSON.
 const MOST_TIMES: usize = 3;
 
-/// The messages in a text of JSON, if it holds messages; [`check`] later refuses items that are none.
-fn from_text(text: &str) -> Option<Vec<Value>> {
+/// The value of a text of JSON that may hold messages; none for any other text.
+fn parsed(text: &str) -> Option<serde_json::Result<Value>> {
     let text = text.trim();
     if !(text.starts_with(['[', '{', '"']) && (text.contains("role") || text.contains("from"))) {
         return None;
     }
-    let mut value = json::parse(text.as_bytes()).ok()?;
+    let mut value = json::parse(text.as_bytes());
     for _ in 1..MOST_TIMES {
-        if let Value::String(inner) = &value {
-            value = json::parse(inner.trim().as_bytes()).ok()?;
+        if let Ok(Value::String(inner)) = &value {
+            value = json::parse(inner.trim().as_bytes());
         }
     }
+    Some(value)
+}
+
+/// The messages in a text of JSON, if it holds messages; [`check`] later refuses items that are none.
+fn from_text(text: &str) -> Option<Vec<Value>> {
+    let mut value = parsed(text)?.ok()?;
     let (Value::Array(_) | Value::Object(_)) = value else { return None };
     settle(&mut value);
     let Value::Array(messages) = value else { return None };
@@ -235,6 +245,17 @@ mod tests {
     fn settled(mut value: Value) -> Value {
         settle(&mut value);
         value
+    }
+
+    #[test]
+    fn a_text_of_messages_gives_no_key_twice() {
+        let text = r#"[{"role": "user", "content": "a", "content": "b"}]"#;
+        for text in [text.to_owned(), Value::from(text).to_string()] {
+            let error = messages("prompt", text.into()).unwrap_err();
+            assert!(error.starts_with("`prompt` holds messages as JSON: the key `content` is given twice"), "{error}");
+        }
+        let text = "[role, from]";
+        assert_eq!(messages("prompt", text.into()), Ok(Content::Text(text.to_owned())));
     }
 
     #[test]

@@ -92,7 +92,7 @@ pub(super) fn evaluation_line(record: &MetricRecord) -> String {
 }
 
 /// A name of a reward function that fits a line: without arguments, and without the folders of a file.
-pub(in super::super) fn short(name: &str) -> &str {
+pub(in crate::train) fn short(name: &str) -> &str {
     let name = name.strip_prefix("command:run=").or_else(|| name.strip_prefix("model:path=")).unwrap_or(name);
     let name = name.split_whitespace().next().unwrap_or(name).trim_end_matches('/');
     let name = name.rsplit('/').next().unwrap_or(name);

@@ -320,6 +320,9 @@ fn completions_and_answers_follow_their_grammars() {
     assert!(refused(&["--regex", "(a"]).starts_with("error: --regex: "));
     assert!(refused(&["--json-schema", "/no/such"]).starts_with("error: --json-schema /no/such"));
     assert!(refused(&["--json-schema", &in_lark]).contains("sum.lark: no JSON"));
+    let twice = folder.path("twice.json").display().to_string();
+    fs::write(&twice, r#"{"type": "object", "type": "string"}"#).unwrap();
+    assert!(refused(&["--json-schema", &twice]).contains("the key `type` is given twice"));
 
     let serve = Serve::start(&folder, &[]);
     let strict = json!({ "type": "json_schema", "json_schema": { "name": "a", "strict": true, "schema": schema } });

@@ -9,7 +9,7 @@ use super::{
     super::parallel::Shared,
     Known, Shape,
     layout::{Layout, Line, STRIP, TILE},
-    round::{Content, Matrix, Pass, Round},
+    round::{Content, KEYS, Matrix, Pass, QUERIES, Round, VALUES},
     strip::{
         CHUNK, LINES_OF_SUMS, Left, Sums, bits, chunks, floats, multiply, panels, power_of_two, rounded, with_lines,
     },
@@ -30,9 +30,7 @@ const MATRICES: &[Matrix] = &[
     Matrix { is_of_queries: false, layouts: &[Layout::Rows, Layout::Across] },
     Matrix { is_of_queries: true, layouts: &[Layout::Rows, Layout::Across, Layout::Along] },
 ];
-const QUERIES: usize = 0;
-const KEYS: usize = 1;
-const VALUES: usize = 2;
+/// The place of the gradients of results.
 const RESULTS: usize = 3;
 
 /// Numbers of a query head's rows: log-sum-exps by the logarithm of base 2, and the sums over `D ∘ O`. Both have a

@@ -6,7 +6,7 @@ use super::{
     super::parallel::Shared,
     Places, Shape,
     layout::{Layout, Line, STRIP, TILE},
-    round::{Content, Matrix, Pass, Round},
+    round::{Content, KEYS, Matrix, Pass, QUERIES, Round, VALUES},
     strip::{
         CHUNK, LINES_OF_SUMS, Left, Sums, bits, chunks, floats, multiply, panels, power_of_two, rounded, with_lines,
     },
@@ -20,10 +20,6 @@ pub(super) struct Forward {
     pub out: Shared<u16>,
     pub lse: Shared<f32>,
 }
-
-const QUERIES: usize = 0;
-const KEYS: usize = 1;
-const VALUES: usize = 2;
 
 impl Pass for Forward {
     fn round(&self) -> &Round {

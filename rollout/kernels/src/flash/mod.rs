@@ -3,10 +3,9 @@
 //!
 //! As in flash attention (Dao 2023), probabilities exist only for a strip of 32 rows at a time, and the way back makes
 //! them again from the log-sum-exps. Heads are laid out once as the tiles want them ([`layout`]), some at a time
-//! ([`round`]). A strip of queries
-//! gives its results ([`forward`]) or its gradients, and a strip of keys the gradients of keys and values of all query
-//! heads that share them ([`backward`]). So no two tasks write to the same place, and sums have one order on any number
-//! of threads.
+//! ([`round`]). A strip of queries gives its results ([`forward`]) or its gradients, and a strip of keys the gradients
+//! of keys and values of all query heads that share them ([`backward`]). So no two tasks write to the same place, and
+//! sums have one order on any number of threads.
 //!
 //! Probabilities and the gradients of scores are rounded to bf16 before they are multiplied. All sums are fp32.
 
@@ -94,8 +93,8 @@ pub struct Memory(Vec<Line>);
 
 impl Memory {
     /// Bytes that are held: those of the largest round so far.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn bytes(&self) -> usize {
         self.0.len() * size_of::<Line>()
     }
 

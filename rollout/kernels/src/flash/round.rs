@@ -14,6 +14,11 @@ use crate::simd::{Isa, Tiles};
 /// text takes no more memory than one pair of it. Tests have short texts, and several rounds all the same.
 const LINES: usize = if cfg!(test) { 1 << 10 } else { 1 << 18 };
 
+/// Places of these matrices in [`Content::matrices`].
+pub(super) const QUERIES: usize = 0;
+pub(super) const KEYS: usize = 1;
+pub(super) const VALUES: usize = 2;
+
 /// A matrix that is laid out.
 pub(super) struct Matrix {
     /// Whether it has the places and heads of queries, not those of keys.
@@ -25,6 +30,7 @@ pub(super) struct Matrix {
 /// What a round holds of its pairs.
 #[derive(Clone, Copy)]
 pub(super) struct Content {
+    /// Queries, keys and values first.
     pub matrices: &'static [Matrix],
     /// Further lines for each query head.
     pub more: usize,
@@ -137,12 +143,12 @@ impl Round {
     pub fn layout(&self, matrix: usize, layout: Layout) -> Layouts {
         let mut first = 0;
         for (other, found) in self.content.matrices.iter().enumerate() {
-            let [heads, places] = found.heads_and_places(self.shape);
+            let [_, places] = found.heads_and_places(self.shape);
             for &kind in found.layouts {
                 if (other, kind) == (matrix, layout) {
                     return Layouts { memory: self.memory, first, lines: self.shape.lines(places) };
                 }
-                first += self.pairs * heads * self.shape.lines(places);
+                first += self.pairs * found.lines(self.shape);
             }
         }
         unreachable!("each matrix has the layouts that are asked for")

@@ -95,9 +95,10 @@ pub(super) fn is_wrong(line: &str, request: u64) -> bool {
 pub(super) fn parse(line: &str) -> Result<Value, String> {
     match serde_json::from_str(line) {
         Ok(KeysOnce(answer)) => Ok(answer),
-        Err(e) => serde_json::from_str(&mended(line))
-            .map(|KeysOnce(answer)| answer)
-            .map_err(|_| format!("answered `{}`, which is no JSON: {e}", shortened(line.trim()))),
+        Err(e) => serde_json::from_str(&mended(line)).map(|KeysOnce(answer)| answer).map_err(|of_mended| {
+            let error = if of_mended.is_data() { of_mended } else { e };
+            format!("answered `{}`, which is no JSON: {error}", shortened(line.trim()))
+        }),
     }
 }
 
@@ -208,6 +209,9 @@ mod tests {
         }
         for line in ["[NaN", r#"["\ud83"#, r#"["\"#, r#"["\u+123\udc00"]"#, "[NaNa]"] {
             assert!(parse(line).unwrap_err().contains(line), "{line}");
+        }
+        for line in [r#"{"scores": [1], "scores": [2]}"#, r#"{"scores": [NaN], "scores": [2]}"#] {
+            assert!(parse(line).unwrap_err().contains("the key `scores` is given twice"), "{line}");
         }
     }
 
