@@ -153,14 +153,14 @@ impl Checkpoint {
 
     fn check(&mut self, config: &ModelConfig, dir: &Path) -> Result<(), ExportError> {
         if config.tie_word_embeddings {
-            self.drop_redundant_head(dir)?;
+            self.drop_redundant_head(config, dir)?;
         }
         self.tensors.retain(|name, _| !is_inverse_frequencies(name) && !config.passes_over(name));
         self.check_experts(config, dir)?;
         self.check_names(config, dir)?;
         self.check_layers(config, dir)?;
         let parameters = config.parameters();
-        parameters.iter().try_for_each(|(name, shape)| self.check_parameter(name, shape, dir))?;
+        parameters.iter().try_for_each(|(name, shape)| self.check_parameter(name, shape, config, dir))?;
         let known: BTreeSet<&String> = parameters.iter().map(|(name, _)| name).collect();
         match self.tensors.keys().filter(|name| !known.contains(name)).min() {
             None => Ok(()),
@@ -236,9 +236,18 @@ impl Checkpoint {
         Err(ExportError::content(dir, message))
     }
 
-    fn check_parameter(&self, name: &str, shape: &[usize], dir: &Path) -> Result<(), ExportError> {
+    fn check_parameter(
+        &self,
+        name: &str,
+        shape: &[usize],
+        config: &ModelConfig,
+        dir: &Path,
+    ) -> Result<(), ExportError> {
         let Some((file, tensor)) = self.tensors.get(name) else {
-            let hint = if name == LM_HEAD { " (with `tie_word_embeddings` true it would not be needed)" } else { "" };
+            let hint = match name == LM_HEAD {
+                true => format!(" (with `{}` true it would not be needed)", key_of_tying(config)),
+                false => String::new(),
+            };
             return Err(ExportError::content(dir, format!("the weights have no tensor {name}{hint}")));
         };
         if tensor.shape == shape {
@@ -250,7 +259,7 @@ impl Checkpoint {
 
     /// transformers ties only when both tensors are equal (`PreTrainedModel.tie_weights`); a head that differs would
     /// be lost here.
-    fn drop_redundant_head(&mut self, dir: &Path) -> Result<(), ExportError> {
+    fn drop_redundant_head(&mut self, config: &ModelConfig, dir: &Path) -> Result<(), ExportError> {
         let (Some(head), Some(embedding)) = (self.tensors.get(LM_HEAD), self.tensors.get(EMBEDDING)) else {
             // A file that has the head alone is tied the other way round, as transformers does.
             if let Some(head) = self.tensors.remove(LM_HEAD) {
@@ -259,8 +268,11 @@ impl Checkpoint {
             return Ok(());
         };
         if head.1.dtype != embedding.1.dtype || self.bytes(head) != self.bytes(embedding) {
-            let message = "config.json: `tie_word_embeddings` = true, but the weights have a lm_head.weight that \
-                           differs from the embedding; set it to false";
+            let message = format!(
+                "config.json: `{key}` = true, but the weights have a lm_head.weight that differs from the embedding; \
+                 set it to false",
+                key = key_of_tying(config)
+            );
             return Err(ExportError::content(dir, message));
         }
         self.tensors.remove(LM_HEAD);
@@ -278,4 +290,9 @@ impl Checkpoint {
         }
         Ok(())
     }
+}
+
+/// The key of config.json that says whether the head is the embedding.
+fn key_of_tying(config: &ModelConfig) -> &'static str {
+    if config.wrapped { "text_config.tie_word_embeddings" } else { "tie_word_embeddings" }
 }

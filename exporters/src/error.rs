@@ -56,7 +56,7 @@ pub enum ExportError {
         message: String,
     },
     /// An adapter is for a module that cannot have one.
-    #[error("`target_modules`: the model has no linear layer {target}; {known} can be adapted")]
+    #[error("`target_modules`: {target} is no linear layer that can be adapted here; these can: {known}")]
     NoSuchModule {
         /// The name that leads to no linear layer.
         target: String,
@@ -65,8 +65,8 @@ pub enum ExportError {
     },
     /// An adapter on LFM3's gates of attention.
     #[error(
-        "`target_modules`: {target} is the gate of attention, which has no adapter here: transformers calls it g_proj, \
-         and PEFT would pass the adapter over; name other layers"
+        "`target_modules`: {target} is the gate of attention, which has no adapter here: the model's files call it \
+         gate_proj, and transformers g_proj; name other layers"
     )]
     ModuleOfGates {
         /// The entry.

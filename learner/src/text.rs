@@ -62,6 +62,29 @@ impl TextIds {
         Ok(Self { tokenizer, vocabulary: model.config().vocab_size as u32 })
     }
 
+    /// The ids of a prompt, and those of the completion `key` that goes on from it, with special tokens at the
+    /// beginning if `special`. Both texts are tokenised together, as in TRL's trainers: many a tokenizer puts a blank
+    /// before a text, and a completion alone would begin with a token that never follows a prompt.
+    ///
+    /// # Errors
+    /// As [`TextIds::ids`].
+    pub fn joined(
+        &self,
+        prompt: String,
+        completion: String,
+        key: &str,
+        special: bool,
+    ) -> Result<(Vec<u32>, Vec<u32>), String> {
+        let mut whole = self.ids(None, Some(format!("{prompt}{completion}")), key, special)?;
+        let prompt = self.ids(None, Some(prompt), "prompt", special)?;
+        // If a token reaches over the end of the prompt, the model has to go on from the prompt's own tokens.
+        let completion = match whole.starts_with(&prompt) {
+            true => whole.split_off(prompt.len()),
+            false => self.ids(None, Some(completion), key, false)?,
+        };
+        Ok((prompt, completion))
+    }
+
     /// The ids of the field `key`: `ids` as they are, else `text` tokenised, with special tokens if `special`.
     ///
     /// # Errors

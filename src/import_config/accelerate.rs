@@ -17,6 +17,7 @@ pub static RULES: Rules = Rules {
     implied: &[],
     implied_by: nothing_implied,
     counts: &[],
+    overruled: |_| Vec::new(),
     combine: |_| Vec::new(),
     remarks: |_| Vec::new(),
     refusals: |_| Vec::new(),

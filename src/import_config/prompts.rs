@@ -71,8 +71,19 @@ const GENERATION: [(&str, &str); 9] = [
     ("stop_strings", "stop"),
 ];
 
-/// Settings that change nothing here, whatever their value: one seed serves the whole run.
-const WITHOUT_EFFECT: [&str; 3] = ["seed", "use_cache", "detokenize"];
+/// Settings that change nothing here, whatever their value, with the reason.
+const WITHOUT_EFFECT: [(&str, &str); 3] = [
+    ("seed", "one seed serves the whole run: seed"),
+    ("use_cache", "keys and values are always kept"),
+    ("detokenize", "completions are always texts too"),
+];
+
+/// A line on each setting of generation that is given and changes nothing here.
+pub fn without_effect(key: &str, given: &Map<String, Value>) -> Vec<String> {
+    let is_given = |name: &str| given.get(name).is_some_and(|value| !value.is_null());
+    let given = WITHOUT_EFFECT.iter().filter(|(name, _)| is_given(name));
+    given.map(|(name, why)| format!("{key}.{name} has no effect: {why}")).collect()
+}
 
 /// Whether a value is what training does anyhow: it always samples, and `num_generations` says how often.
 fn is_neutral(name: &str, value: &Value) -> bool {
@@ -94,7 +105,7 @@ pub fn generation(key: &str, given: &Map<String, Value>) -> (Options, Vec<Refusa
             }
             Some((_, "top_k")) => options.push(("top_k".to_owned(), top_k(value).unwrap_or_else(|_| value.clone()))),
             Some((_, option)) => options.push(((*option).to_owned(), value.clone())),
-            None if is_neutral(name, value) || WITHOUT_EFFECT.contains(&name.as_str()) => {}
+            None if is_neutral(name, value) || WITHOUT_EFFECT.iter().any(|(it, _)| it == name) => {}
             None => refusals.push((
                 format!("{key}.{name}"),
                 String::new(),

@@ -19,6 +19,7 @@ pub static RULES: Rules = Rules {
     implied: IMPLIED,
     implied_by: nothing_implied,
     counts: &[],
+    overruled: |_| Vec::new(),
     combine,
     remarks: |_| Vec::new(),
     refusals,

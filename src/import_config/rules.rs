@@ -43,6 +43,14 @@ impl Count {
         }
     }
 
+    /// Whether the converted number is exact, and not rounded up.
+    pub fn is_exact(self, theirs: u64, updates_per_step: u64) -> bool {
+        match self {
+            Self::Updates => theirs.is_multiple_of(updates_per_step),
+            Self::Batches => true,
+        }
+    }
+
     /// The unit there, and the unit here.
     pub fn words(self) -> [&'static str; 2] {
         let words = ["optimiser updates", "generation batches"];
@@ -150,6 +158,8 @@ pub struct Rules {
     pub implied_by: fn(Lookup<'_>) -> Options,
     /// Options with another unit there.
     pub counts: &'static [(&'static str, Count)],
+    /// Keys that another key leaves without an effect, with the reason.
+    pub overruled: fn(Lookup<'_>) -> Vec<(&'static str, &'static str)>,
     /// Options that follow from several keys.
     pub combine: fn(Lookup<'_>) -> Options,
     /// Remarks on values that were taken over.

@@ -131,6 +131,14 @@ fn steps_of_trl_are_optimiser_updates() {
     ] {
         assert!(shown.contains(words), "{words}: {shown}");
     }
+    let (dialect, exact) = import("steps_per_generation: 4\nmax_steps: 8\neval_steps: 10\n");
+    let shown = account(&exact, dialect);
+    for line in [
+        "max_steps: 8 optimiser updates are 2 generation batches of 4 updates each\n",
+        "eval_steps: 10 optimiser updates are 3 generation batches of 4 updates each, rounded up\n",
+    ] {
+        assert!(shown.contains(line), "{line}: {shown}");
+    }
     let (_, plain) = import("max_steps: 100\n");
     assert_eq!((plain.config.max_steps, plain.recounted.len()), (Some(100), 0));
 }
@@ -145,6 +153,23 @@ fn the_best_model_of_trl_is_the_best_checkpoint() {
     assert_eq!((config.metric_for_best_model.as_deref(), config.greater_is_better), (Some("eval_reward"), Some(true)));
     assert!(config.load_best_model_at_end);
     assert_eq!((config.eval_steps, config.save_steps, config.save_total_limit), (Some(4), 8, Some(1)));
+}
+
+/// Without a strategy, TRL evaluates nothing; a file that names none is read as one of ours.
+#[test]
+fn a_file_of_trl_that_evaluates_nothing_has_no_evaluations() {
+    for (line, expected) in [
+        ("eval_strategy: 'no'\n", None),
+        ("eval_strategy: no\n", None),
+        ("eval_strategy: false\n", None),
+        ("eval_strategy: steps\n", Some(3)),
+        ("", Some(3)),
+    ] {
+        let (_, found) = import(&format!("learning_rate: 1e-6\neval_steps: 3\n{line}"));
+        assert_eq!(found.config.eval_steps, expected, "{line}");
+        assert_eq!(reason(&found, "eval_steps").contains("eval_strategy is `no`"), expected.is_none(), "{line}");
+        assert_eq!(found.refused, [], "{line}");
+    }
 }
 
 #[test]

@@ -70,8 +70,24 @@ pub fn translate(entries: &[Entry], rules: Rules) -> Translation {
     for (option, value) in rules.implied {
         translation.take(&mut overrides, "", option, &Value::from(*value));
     }
+    let get = |key: &str| -> Option<Value> {
+        let below = key.strip_suffix('*').map(|begin| {
+            let found = entries
+                .iter()
+                .filter_map(|entry| Some((entry.key.strip_prefix(begin)?.to_owned(), entry.value.clone())));
+            Value::Object(found.collect())
+        });
+        // Null counts as not given, so the default stands.
+        let given = |entry: &&Entry| entry.key == key && !entry.value.is_null();
+        below.or_else(|| entries.iter().find(given).map(|entry| entry.value.clone()))
+    };
+    let overruled = (rules.overruled)(&get);
     let mut doubts: Vec<&str> = Vec::new();
     for Entry { key, value, unset, deleted } in entries {
+        if let Some((_, reason)) = overruled.iter().find(|(name, _)| name == key) {
+            translation.leave_out(key, reason);
+            continue;
+        }
         if let (Some(unset), true) = (unset, *deleted) {
             translation.delete(&mut overrides, key, rules, &unset.to_string());
             continue;
@@ -106,17 +122,6 @@ pub fn translate(entries: &[Entry], rules: Rules) -> Translation {
             None => translation.leave_out(key, UNKNOWN),
         }
     }
-    let get = |key: &str| -> Option<Value> {
-        let below = key.strip_suffix('*').map(|begin| {
-            let found = entries
-                .iter()
-                .filter_map(|entry| Some((entry.key.strip_prefix(begin)?.to_owned(), entry.value.clone())));
-            Value::Object(found.collect())
-        });
-        // Null counts as not given, so the default stands.
-        let given = |entry: &&Entry| entry.key == key && !entry.value.is_null();
-        below.or_else(|| entries.iter().find(given).map(|entry| entry.value.clone()))
-    };
     translation.remarks = (rules.remarks)(&get);
     if !doubts.is_empty() {
         translation.remarks.push(format!("not known, and may change the training: {}", doubts.join(", ")));
@@ -268,7 +273,8 @@ impl Translation {
         let per_step = self.config.updates_per_step();
         self.recounted.iter().map(move |Recounted { option, count, theirs, ours }| {
             let [there, here] = count.words();
-            format!("{option}: {theirs} {there} are {ours} {here} of {per_step} updates each, rounded up")
+            let rounded = if count.is_exact(*theirs, per_step) { "" } else { ", rounded up" };
+            format!("{option}: {theirs} {there} are {ours} {here} of {per_step} updates each{rounded}")
         })
     }
 

@@ -18,6 +18,7 @@ pub static RULES: Rules = Rules {
     implied: &[],
     implied_by,
     counts: COUNTS,
+    overruled,
     combine,
     remarks,
     refusals,
@@ -73,6 +74,14 @@ fn implied_by(get: Lookup<'_>) -> Options {
     let is_given = get("use_bias_correction_kl").is_some_and(|value| !value.is_null());
     let factor = (by_sequence && has_kl && !is_given).then(|| ("use_bias_correction_kl".to_owned(), Value::Bool(true)));
     layers.into_iter().chain(factor).collect()
+}
+
+/// With the strategy `no`, the Trainer evaluates nothing, whatever `eval_steps` is. Where none is named, `eval_steps`
+/// is ours, which stands for itself.
+fn overruled(get: Lookup<'_>) -> Vec<(&'static str, &'static str)> {
+    // In YAML 1.1, `no` is false.
+    let is_off = get("eval_strategy").is_some_and(|strategy| strategy == "no" || strategy == false);
+    if is_off { vec![("eval_steps", "nothing is evaluated, since eval_strategy is `no`")] } else { Vec::new() }
 }
 
 /// Options that follow from several keys about the batch, the rewards and the data.
@@ -145,7 +154,7 @@ fn per_process(get: Lookup<'_>) -> u64 {
 }
 
 fn remarks(get: Lookup<'_>) -> Vec<String> {
-    let mut list = Vec::new();
+    let mut list = prompts::without_effect("generation_kwargs", &generation(get));
     list.extend(functions(get).unwrap_or_default().into_iter().filter_map(|function| function.remark));
     if get("use_peft").is_some_and(|value| value == true) && get("lora_dropout").is_none() {
         list.push("TRL drops 0.05 of what goes into an adapter (`lora_dropout`); here nothing is dropped".to_owned());

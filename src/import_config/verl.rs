@@ -22,6 +22,7 @@ pub static RULES: Rules = Rules {
     implied: IMPLIED,
     implied_by: nothing_implied,
     counts: COUNTS,
+    overruled: |_| Vec::new(),
     combine,
     remarks,
     refusals,

@@ -1,4 +1,5 @@
-"""Tells trackers of a run's figures: python3 -c FOLLOW RUN_DIR RUN_NAME TRACKER...
+"""Tells trackers of a run's figures: python3 -c FOLLOW RUN_DIR RUN_NAME TRACKER... With --check in place of directory and
+name, it only looks for the packages.
 
 The first line of its standard input has the run's options as JSON. It reads metrics.jsonl and eval.jsonl of RUN_DIR as
 they grow, until its standard input ends. What it has told is noted in report_to.json, so that nothing is told twice when
@@ -6,6 +7,7 @@ the run is resumed. Trackers cannot take anything back: of steps that are made a
 were told first.
 """
 
+import importlib
 import json
 import os
 import select
@@ -48,6 +50,14 @@ class Trackio:
 
 
 TRACKERS = {"wandb": Wandb, "trackio": Trackio}
+
+
+def look_for(tracker):
+    """Ends the program if the package of a tracker cannot be imported."""
+    try:
+        importlib.import_module(tracker)
+    except ImportError as error:
+        sys.exit(f"{tracker}: {error}; `pip install {tracker}` for this Python ({sys.executable})")
 
 
 def records(path, offset):
@@ -93,10 +103,9 @@ def main(run_dir, name, *wanted):
     config = json.loads(sys.stdin.readline())
     trackers = {}
     for tracker in wanted:
+        look_for(tracker)
         try:
             trackers[tracker] = TRACKERS[tracker](name, config, states.setdefault(tracker, {}))
-        except ImportError as error:
-            sys.exit(f"{tracker}: {error}; `pip install {tracker}` for this Python ({sys.executable})")
         except Exception as error:
             text = " ".join(str(error).split()) or type(error).__name__
             sys.exit(f"{tracker}: {text}")
@@ -129,4 +138,8 @@ def main(run_dir, name, *wanted):
 
 READY = os.dup(1)
 os.dup2(2, 1)
-main(*sys.argv[1:])
+if sys.argv[1] == "--check":
+    for wanted in sys.argv[2:]:
+        look_for(wanted)
+else:
+    main(*sys.argv[1:])

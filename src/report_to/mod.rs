@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use shared::{RunDir, config::TrainConfig};
 use shared_bounds::OneLine;
@@ -24,6 +24,38 @@ const FOLLOW: &str = include_str!("follow.py");
 const LOG: &str = "report_to";
 /// How long a tracker may take to begin, and to end: it may talk to a server.
 const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Looks for the packages of the trackers that the configuration names.
+///
+/// # Errors
+/// A Python that cannot be started, and a package that it does not have.
+pub fn check(config: &TrainConfig) -> Result<()> {
+    let trackers: Vec<&str> = config.trackers().collect();
+    if trackers.is_empty() {
+        return Ok(());
+    }
+    let mut command = program(config);
+    let looked = command.arg("--check").args(trackers).stdin(Stdio::null()).output();
+    let looked = looked.with_context(|| no_python(config))?;
+    if looked.status.success() { Ok(()) } else { Err(refusal(&String::from_utf8_lossy(&looked.stderr))) }
+}
+
+/// The program that speaks to trackers, without its arguments.
+fn program(config: &TrainConfig) -> Command {
+    let mut command = Command::new(&config.reward_python);
+    command.args(["-c", FOLLOW]);
+    command
+}
+
+fn no_python(config: &TrainConfig) -> String {
+    format!("`report_to`: `{}` cannot be started; `reward_python` names the interpreter", config.reward_python)
+}
+
+/// The error of a program that has ended with these words.
+fn refusal(words: &str) -> anyhow::Error {
+    let reason = words.trim_end().lines().last().unwrap_or("it ended without a word");
+    anyhow!("`report_to`: {}", OneLine(reason))
+}
 
 /// The program beside the run. It ends when its standard input closes, so also when the launcher is killed.
 #[derive(Debug)]
@@ -47,16 +79,13 @@ impl Reporter {
         let log = shared::files::atomic::append(&path)?;
         log.set_len(0).with_context(|| path.display().to_string())?;
         let name = config.run_name.clone().unwrap_or_else(|| crate::view::run::name_of(run));
-        let python = &config.reward_python;
-        let mut command = Command::new(python);
-        command.args(["-c", FOLLOW]).arg(run.root()).arg(name).args(trackers);
+        let mut command = program(config);
+        command.arg(run.root()).arg(name).args(trackers);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
         // Ctrl-C is for the launcher: the last figures still have to be sent then.
         command.process_group(0);
         let started = command.spawn();
-        let mut child = started.with_context(|| {
-            format!("`report_to`: `{python}` cannot be started; `reward_python` names the interpreter")
-        })?;
+        let mut child = started.with_context(|| no_python(config))?;
         let mut reporter = Self { stdin: child.stdin.take(), log: path.display().to_string(), child };
         reporter.tell(&options(run)?);
         reporter.wait_until_ready().map(Some)
@@ -78,9 +107,7 @@ impl Reporter {
         }
         let mut word = [0; 6];
         if stdout.read_exact(&mut word).is_err() {
-            let text = fs::read_to_string(&self.log).unwrap_or_default();
-            let reason = text.trim_end().lines().last().unwrap_or("it ended without a word");
-            bail!("`report_to`: {}", OneLine(reason));
+            return Err(refusal(&fs::read_to_string(&self.log).unwrap_or_default()));
         }
         Ok(self)
     }

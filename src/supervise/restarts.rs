@@ -39,6 +39,15 @@ impl Death {
         said.filter(|_| self.ended_for.is_none()).map_or_else(|| self.describe(), |line| line.trim().to_owned())
     }
 
+    /// How the process ended, with the error that it gave as the reason, if it ended by a decision of its own.
+    fn with_reason(&self) -> String {
+        let error = self.lines.iter().rev().find_map(|line| line.strip_prefix("error: "));
+        match error.filter(|_| self.is_decided() && self.ended_for.is_none()) {
+            Some(error) => format!("{}: {}", self.describe(), error.trim()),
+            None => self.describe(),
+        }
+    }
+
     /// Shows the user how it ended and what it wrote last.
     pub fn show(&self, watch: &mut dyn Watch) {
         watch.say(&format!("{} ended: {}; its last log lines:", self.who, self.describe()));
@@ -109,7 +118,7 @@ impl Restarts {
         death.show(watch);
         let (next, most) = (self.made + 1, limits.max_restarts);
         if self.made >= most {
-            let how = death.describe();
+            let how = death.with_reason();
             bail!("{who} died {next} times, last by {how}; `max_restarts` is {most} (log: {log})");
         }
         watch.say(&format!("restarting {who} ({next} of {most} restarts)"));

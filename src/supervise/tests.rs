@@ -208,6 +208,19 @@ fn an_error_after_steps_is_a_crash_until_it_repeats_itself() {
     assert_eq!(fs::read_to_string(dir.path().join("lives")).unwrap().lines().count(), 3, "{}", watch.all());
 }
 
+/// On a full disk, some step is made in every life.
+#[test]
+fn a_process_that_fails_again_and_again_between_steps_is_given_up_with_its_own_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let learner = "echo life >> lives; wc -l < lives > steps; sleep 0.3; echo 'error: disk full' >&2; exit 1";
+    let (outcome, _) = pair(dir.path(), learner, "sleep 30");
+    let error = outcome.unwrap_err().to_string();
+    assert!(
+        error.starts_with("the learner died 3 times, last by exit status 1: disk full; `max_restarts` is 2 (log: "),
+        "{error}"
+    );
+}
+
 #[test]
 fn an_error_that_would_come_again_is_not_repeated_however_many_steps_were_made() {
     let dir = tempfile::tempdir().unwrap();

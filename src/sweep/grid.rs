@@ -169,6 +169,15 @@ pub fn words(setting: &[(&'static str, String)]) -> String {
     setting.iter().map(|(key, value)| format!("{key} {value}")).collect::<Vec<_>>().join(", ")
 }
 
+/// The values of a setting that may name code, or what it is made of: all but numbers.
+pub fn names_code(setting: &[(&'static str, String)]) -> Setting {
+    let is_number = |key: &str| {
+        let option = OPTIONS.iter().find(|option| option.key == key);
+        option.is_some_and(|option| matches!(option.kind, ValueKind::Whole | ValueKind::Number | ValueKind::Numbers))
+    };
+    setting.iter().filter(|(key, _)| !is_number(key)).cloned().collect()
+}
+
 /// Names of the folders of all settings, each one different: `learning_rate-1e-5_seed-2`.
 pub fn names(settings: &[Setting]) -> Vec<String> {
     let part = |(key, value): &(&str, String)| {
@@ -230,6 +239,14 @@ mod tests {
 
     fn values_of(axes: &[(&'static str, Vec<String>)], key: &str) -> Vec<String> {
         axes.iter().find(|(of, _)| *of == key).map(|(_, values)| values.clone()).unwrap_or_default()
+    }
+
+    #[test]
+    fn runs_that_differ_in_numbers_name_the_same_code() {
+        let setting: Setting = [("seed", "1"), ("reward_funcs", "[\"a\"]"), ("beta", "0.1"), ("loss_type", "grpo")]
+            .map(|(key, value)| (key, value.to_owned()))
+            .to_vec();
+        assert_eq!(words(&names_code(&setting)), "reward_funcs [\"a\"], loss_type grpo");
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod row;
 mod table;
 
 use std::{
+    collections::HashSet,
     fs,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -173,6 +174,7 @@ impl Sweep {
     /// at once.
     fn check(&self) -> Result<usize> {
         let mut at_once = u64::MAX;
+        let mut looked_at = HashSet::new();
         for run in &self.runs {
             let mut config = run.config.clone();
             if RunDir::new(&config.output_dir).checkpoints().is_ok_and(|list| !list.is_empty()) {
@@ -182,6 +184,9 @@ impl Sweep {
                 // A run without a checkpoint begins anew.
                 if config.resume_from_checkpoint.is_some() {
                     Self::refuse_other_options(run, &config)?;
+                }
+                if looked_at.insert(grid::words(&grid::names_code(&run.setting))) {
+                    train::check_code(&config)?;
                 }
                 Ok(plan.at_once())
             });

@@ -19,7 +19,7 @@ use shared::{
     ModelDir, RunDir,
     channel::{RunId, iox::remove_leftovers},
     config::{TrainConfig, layers},
-    files::atomic,
+    files::{atomic, output_dir},
     process::pace::Waiting,
     run::{
         checkpoints::{self, Depth},
@@ -104,7 +104,7 @@ fn begin(dir: &RunDir) -> Result<RunId> {
 }
 
 /// Checks that the run directory can be used, and that the checkpoint to resume from belongs to `model`; returns that
-/// checkpoint. It changes nothing.
+/// checkpoint. It leaves everything as it was.
 ///
 /// # Errors
 /// The obstacle.
@@ -116,7 +116,11 @@ pub fn check(config: &TrainConfig, model: Option<&ModelDir>) -> Result<Option<Pa
     dir.check_places().context("`output_dir` cannot be used")?;
     let checkpoint = checkpoint(config)?;
     let above = dir.root().ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("/"));
-    access(above, Access::WRITE_OK | Access::EXEC_OK)
+    let writable = match above == dir.root() {
+        true => access(above, Access::WRITE_OK | Access::EXEC_OK).map_err(io::Error::from),
+        false => output_dir::takes_folders(above),
+    };
+    writable
         .with_context(|| format!("`output_dir` {} cannot be written: {}", dir.root().display(), above.display()))?;
     if let Some((path, model)) = checkpoint.as_ref().zip(model) {
         resume::check(config, model, path).context("`resume_from_checkpoint`")?;

@@ -51,7 +51,7 @@ use crate::{
     programs::{Spec, binaries},
     records::{notices::add_lost_evaluations, summary},
     report,
-    report_to::Reporter,
+    report_to::{self, Reporter},
     supervise::{self, Chaos, Limits, Outcome, Watch},
     terminal::{
         output,
@@ -127,6 +127,7 @@ fn dry_run(mut config: TrainConfig) -> Result<String> {
     resolve::check_critic(&config)?;
     let Resolved { mut config, plan, disk, about, checkpoint } =
         resolved.expect("what could not be resolved is a problem");
+    report_to::check(&config)?;
     rehearsal::rehearse(&mut config)?;
     config.check_best()?;
     filter(&config)?;
@@ -151,6 +152,29 @@ pub fn resolved_plan(mut config: TrainConfig) -> Result<(TrainConfig, RunPlan)> 
     let Resolved { config, plan, .. } = resolve::resolve(config)?;
     resolve::check_weights(&config)?;
     Ok((config, plan))
+}
+
+/// Loads what a resolved configuration names of the user's own code, reward functions and tools, and checks what names
+/// their metrics. Nothing of it is called.
+///
+/// # Errors
+/// What cannot be found or loaded.
+pub fn check_code(config: &TrainConfig) -> Result<()> {
+    let mut config = TrainConfig { rehearse_rewards: false, ..config.clone() };
+    rehearsal::rehearse(&mut config)?;
+    check_tools(&config)?;
+    config.check_best()?;
+    filter(&config).map(drop)
+}
+
+/// Tools are the user's own code, which only the sampler can load.
+fn check_tools(config: &TrainConfig) -> Result<()> {
+    let mut problems = Problems::default();
+    if config.has_tools() {
+        problems.extend(sampler_check::problems(config)?);
+    }
+    problems.check()?;
+    Ok(())
 }
 
 /// Refuses a run whose sampler is another program than `rollout` if that was not built, before anything is downloaded
@@ -300,12 +324,7 @@ fn train_with(mut config: TrainConfig, chaos: Option<Chaos>) -> Result<Trained> 
     output::tell(&plan);
     output::tell(estimate(&config, checkpoint.as_deref())?);
     resolve::check_weights(&config)?;
-    if config.has_tools() {
-        // Tools are the user's own code, which only the sampler can load.
-        let mut problems = Problems::default();
-        problems.extend(sampler_check::problems(&config)?);
-        problems.check()?;
-    }
+    check_tools(&config)?;
     rehearsal::rehearse(&mut config)?;
     // By now the reward functions have their names, and so have the metrics of evaluations.
     config.check_best()?;
@@ -390,8 +409,10 @@ fn concluded(
     let report = if begun { report::write(&dir) } else { Ok(dir.report()) };
     let report = report.context("the run is complete, but its report could not be written")?;
     let rewards = summary::first_and_last(&records, metrics::REWARD);
+    let recorded = records.last().and_then(|r| r.get(metrics::STEP)).unwrap_or(0.0) as u64;
     let summary = Summary {
-        steps: records.last().and_then(|r| r.get(metrics::STEP)).unwrap_or(0.0) as u64,
+        // Records may be lost.
+        steps: dir.checkpoints()?.last().copied().unwrap_or(0).max(recorded),
         reward_first: rewards.map(|(first, _)| first),
         reward_last: rewards.map(|(_, last)| last),
         seconds,

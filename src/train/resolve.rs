@@ -206,6 +206,7 @@ pub fn resolve(mut config: TrainConfig) -> Result<Resolved> {
     config.resolve_shares(steps);
     // Some checks need numbers of steps in the place of shares.
     config.validate()?;
+    refuse_idle_branch(&config, checkpoint.as_deref(), steps)?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let (rollout, learner) = config.threads(cores);
     config.rollout_threads = Some(rollout);
@@ -224,6 +225,19 @@ pub fn resolve(mut config: TrainConfig) -> Result<Resolved> {
     let disk = DiskPlan::new(&config, model.config(), critic.as_ref().map(ModelDir::config), in_shared_memory);
     let about = datasets.about.into_iter().chain(precision).collect();
     Ok(Resolved { config, plan, disk, about, checkpoint })
+}
+
+/// Refuses to branch off from a checkpoint of another folder that has every step already. The new folder would hold a
+/// copy of the checkpoint, and no step.
+fn refuse_idle_branch(config: &TrainConfig, checkpoint: Option<&Path>, steps: u64) -> Result<()> {
+    let branched = checkpoint.filter(|path| path.parent() != Some(config.output_dir.as_path()));
+    match branched.and_then(directory::step_of) {
+        Some(made) if made >= steps => bail!(
+            "`resume_from_checkpoint`: checkpoint-{made} has all {} already; raise `max_steps` to go on from it",
+            super::steps_in_words(steps)
+        ),
+        _ => Ok(()),
+    }
 }
 
 /// Makes the paths in a configuration independent of the working directory.
@@ -444,6 +458,25 @@ mod tests {
             assert_eq!(again.checkpoint.as_deref(), Some(Path::new(&checkpoint)), "nobody need look for it again");
             assert_eq!(resolved(&TrainConfig { micro_batch_tokens: Some(5), ..goes_on }), Some(5));
         }
+    }
+
+    #[test]
+    fn a_branch_off_a_checkpoint_that_has_every_step_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let checkpoint = dir.path().join("other/checkpoint-3");
+        fs::create_dir_all(&checkpoint).unwrap();
+        for (file, text) in [("trainer_state.json", "{}"), ("config.json", CONFIG_JSON)] {
+            fs::write(checkpoint.join(file), text).unwrap();
+        }
+        let branch =
+            TrainConfig { resume_from_checkpoint: Some(checkpoint.display().to_string()), ..config(dir.path()) };
+        let with = |steps| resolve(TrainConfig { max_steps: Some(steps), ..branch.clone() });
+        for steps in [2, 3] {
+            let text = format!("{:#}", with(steps).unwrap_err());
+            assert!(text.contains(&format!("checkpoint-3 has all {steps} steps already; raise `max_steps`")), "{text}");
+        }
+        let begins = with(4).unwrap().checkpoint.unwrap();
+        assert!(begins.ends_with("other/checkpoint-3"), "{}", begins.display());
     }
 
     /// Both processes read the path from config.toml in the run directory, where only an absolute path has the same

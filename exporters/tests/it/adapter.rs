@@ -183,7 +183,9 @@ fn what_would_change_the_computation_is_refused_with_its_key() {
     with("target_modules", json!(["q_proj", "lm_head"]));
     let error = refusal(dir.path(), &model);
     assert!(
-        error.contains("adapter_config.json: `target_modules`: the model has no linear layer lm_head; q_proj"),
+        error.contains(
+            "adapter_config.json: `target_modules`: lm_head is no linear layer that can be adapted here; these"
+        ),
         "{error}"
     );
     assert!(error.contains("merge_and_unload"), "{error}");

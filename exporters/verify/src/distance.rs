@@ -109,7 +109,7 @@ mod tests {
         let other = between(a, array![[0.0, 1.0], [0.0, 0.0]], vec![0, 1]).unwrap();
         assert_eq!(other.same_greedy, 0.0);
         let error = found.require(0.5).unwrap_err().to_string();
-        assert!(error.contains("differs by 6.931e-1, the bound is 5e-1"), "{error}");
+        assert!(error.contains("differs from the model's by 6.931e-1, the bound is 5e-1"), "{error}");
         found.require(0.7).unwrap();
     }
 

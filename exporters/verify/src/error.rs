@@ -17,9 +17,7 @@ pub enum VerifyError {
     #[error("the export is not the model: {0}")]
     Differs(String),
     /// The log-prob of a token differs by more than a bound.
-    #[error(
-        "the export is not the model: the log-prob of a token differs by {difference:.3e}, the bound is {bound:.0e}"
-    )]
+    #[error("the log-prob of a token differs from the model's by {difference:.3e}, the bound is {bound:.0e}")]
     TooFar {
         /// The largest difference, in nats.
         difference: f64,

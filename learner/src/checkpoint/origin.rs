@@ -1,4 +1,5 @@
-//! Hashes of the files that a run is made of. They show a resumed run that one of these files was replaced.
+//! Hashes of the files that a run is made of, and the kind of its processor. They show a resumed run that one of these
+//! was replaced.
 
 use std::{
     env,
@@ -6,10 +7,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use rollout_kernels::simd::Isa;
 use serde::{Deserialize, Serialize};
-use shared::config::TrainConfig;
+use shared::config::{Device, TrainConfig};
 
-/// Hashes of files outside the run directory; an absent hash is unknown.
+use crate::ranks;
+
+/// Hashes of files outside the run directory, and the processor; an absent one is unknown.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
     /// Of the model that the run began with: its weights and configuration, tokenizer and chat template.
@@ -24,6 +28,9 @@ pub struct Origin {
     /// Of the files that `reward_funcs` names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reward_files: Option<String>,
+    /// The learner's vector instructions: they decide how sums are rounded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instructions: Option<String>,
 }
 
 impl Origin {
@@ -35,8 +42,15 @@ impl Origin {
             dataset: dataset_files(config).and_then(|files| hash(&files)),
             programs: hash(&programs(config)),
             reward_files: hash(&reward_files(config)),
+            instructions: (config.learner_device == Device::Cpu).then(|| instructions(config)),
         }
     }
+}
+
+/// The vector instructions of libtorch and, with `bf16`, those of the learner's own kernels.
+fn instructions(config: &TrainConfig) -> String {
+    let own = Isa::detect().bf16().filter(|_| config.bf16).map(|format| Isa::detect().name(format));
+    [ranks::instructions()].into_iter().chain(own.map(str::to_owned)).collect::<Vec<_>>().join(" and ")
 }
 
 /// This program and, if it lies beside this one, the sampler of the run. A run with workers has another sampler.
@@ -116,6 +130,8 @@ mod tests {
         };
         fs::write(&dataset, "a").unwrap();
         let first = Origin::of(&config);
+        let in_bf16 = Origin::of(&TrainConfig { bf16: true, ..config.clone() });
+        assert!(in_bf16.instructions.unwrap().starts_with(first.instructions.as_ref().unwrap()));
         assert!(first.dataset.is_some() && first.programs.is_some() && first.reward_files.is_none());
         fs::write(&dataset, "b").unwrap();
         fs::write(&reward, "c").unwrap();

@@ -1,8 +1,8 @@
 //! `learner replay`: the loss lab's command line.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use serde_json::{Map, Value, json};
 use shared::{
     RunDir,
@@ -56,16 +56,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let original = layers::load(Some(&run_dir.config()), &Vec::new())?;
     let changed = layers::load(Some(&run_dir.config()), &layers::parse_overrides(&args.overrides)?)?;
     changed.validate()?;
-    let kept = run_dir.step_batches()?;
-    let Some(step) = args.step.or(kept.last().copied()) else {
-        bail!("{} keeps no step: train with --save_step_batches", args.run_dir.display());
-    };
-    if !kept.contains(&step) {
-        bail!(
-            "--step {step} was not kept; there are {}",
-            kept.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
-        );
-    }
+    let step = chosen(args.step, &run_dir.step_batches()?, &args.run_dir)?;
     let dir = run_dir.step_batch(step);
     let groups = read_step_batch(&dir)?;
     let device = device::open(args.device)?;
@@ -73,6 +64,20 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let first = replay(&dir, &groups, &original, device).with_context(|| format!("step {step} as it was"))?;
     let second = replay(&dir, &groups, &changed, device).context("step with the changed options")?;
     report(step, &args.overrides, &first, &second)
+}
+
+/// The step that is asked for, if the run has kept it; without one, the newest that it has kept.
+fn chosen(asked: Option<u64>, kept: &[u64], run_dir: &Path) -> anyhow::Result<u64> {
+    let Some(newest) = kept.last() else {
+        bail!("{} keeps no step: train with --save_step_batches", run_dir.display());
+    };
+    let step = asked.unwrap_or(*newest);
+    ensure!(
+        kept.contains(&step),
+        "--step {step} was not kept; there are {}",
+        kept.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
+    );
+    Ok(step)
 }
 
 fn report(step: u64, overrides: &[String], original: &Replayed, changed: &Replayed) -> anyhow::Result<()> {
@@ -117,5 +122,20 @@ fn shown(value: &Value) -> String {
         Value::Number(number) => format!("{:.6}", Figure(number.as_f64().unwrap_or(f64::NAN))),
         Value::String(text) => text.clone(),
         _ => "-".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_that_is_not_there_is_refused_with_those_that_are_or_with_the_option_that_keeps_them() {
+        let of = |asked, kept: &[u64]| chosen(asked, kept, Path::new("run")).map_err(|error| error.to_string());
+        assert_eq!((of(None, &[2, 3]), of(Some(2), &[2, 3])), (Ok(3), Ok(2)));
+        assert_eq!(of(Some(1), &[2, 3]), Err("--step 1 was not kept; there are 2, 3".into()));
+        for asked in [None, Some(1)] {
+            assert_eq!(of(asked, &[]), Err("run keeps no step: train with --save_step_batches".into()));
+        }
     }
 }

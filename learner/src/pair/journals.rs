@@ -22,7 +22,7 @@ use crate::{checkpoint, error::LearnerError};
 ///
 /// Until a start that goes on from a checkpoint has made its first step, it leaves the run as it was, so that one that
 /// fails has changed nothing. With the first line that is written, what is behind the checkpoint is cut off, as it is
-/// made again.
+/// made again. A start that finds every step made may write lines too, and its options are none of the run's.
 pub struct Journals<'a> {
     run_dir: &'a RunDir,
     config: &'a TrainConfig,
@@ -32,6 +32,8 @@ pub struct Journals<'a> {
     remarks: Vec<Notice>,
     /// What is told then of a run that goes on.
     resumed: Option<Resumed>,
+    /// Whether the run is this start's.
+    taken_over: bool,
     files: Option<Files>,
 }
 
@@ -43,12 +45,14 @@ pub struct Resumed {
     pub damaged: Vec<(u64, Damage)>,
 }
 
-/// The files, once they are this start's, and what they may take together with the completions.
+/// The files, and what they may take together with the completions.
 struct Files {
     metrics: MetricsFile,
     ledger: LedgerFile,
     notices: Notices,
     limit: RecordsLimit,
+    /// What was damaged in them.
+    damaged: Vec<String>,
 }
 
 impl<'a> Journals<'a> {
@@ -62,20 +66,37 @@ impl<'a> Journals<'a> {
     ) -> Self {
         let rate = shared::run::notices::learning_rate(config, model.parameter_count());
         let length = shared::run::notices::model_length(config, model.max_position_embeddings);
-        Self { run_dir, config, step, remarks: rate.into_iter().chain(length).collect(), resumed, files: None }
+        let remarks = rate.into_iter().chain(length).collect();
+        Self { run_dir, config, step, remarks, resumed, taken_over: false, files: None }
     }
 
     /// Whether they are this start's.
     pub fn are_taken_over(&self) -> bool {
-        self.files.is_some()
+        self.taken_over
     }
 
-    /// Makes them this start's, unless they are.
+    /// Makes them this start's, with its options and what is told of these, unless they are.
     ///
     /// # Errors
     /// A file that cannot be read or written.
     pub fn take_over(&mut self) -> Result<(), LearnerError> {
-        self.files().map(drop)
+        if self.taken_over {
+            return Ok(());
+        }
+        let (run_dir, step) = (self.run_dir, self.step);
+        session::take_over(run_dir)?;
+        self.taken_over = true;
+        let (remarks, resumed) = (std::mem::take(&mut self.remarks), self.resumed.take());
+        let files = self.files()?;
+        files.notices.tell(remarks)?;
+        if let Some(resumed) = resumed {
+            files.ledger.append(&[LedgerLine::Event { step, event: LedgerEvent::Resumed }])?;
+            files.notices.tell(resumed.news)?;
+            let aside = checkpoint::set_aside(run_dir, &resumed.damaged)?;
+            files.notices.tell(aside.into_iter().map(|what| notices::damaged(step, what)))?;
+            files.notices.tell(notices::records_damaged(step, &files.damaged))?;
+        }
+        Ok(())
     }
 
     /// Tells what is new of these notices.
@@ -148,27 +169,18 @@ impl<'a> Journals<'a> {
         Ok(self.files.as_mut().expect("they were just opened"))
     }
 
-    fn open(&mut self) -> Result<Files, LearnerError> {
+    fn open(&self) -> Result<Files, LearnerError> {
         let (run_dir, config, step) = (self.run_dir, self.config, self.step);
-        session::take_over(run_dir)?;
         let (metrics, of_metrics) = MetricsFile::open_and_look(&run_dir.metrics(), 0, step)?;
         run_dir.remove_completions_after(step)?;
         let (mut notices, of_notices) = Notices::open(&run_dir.notices(), config, step)?;
         journal::for_each::<MetricRecord>(&run_dir.metrics(), |record| notices.recall(config, &record))?;
-        notices.tell(std::mem::take(&mut self.remarks))?;
-        let (mut ledger, of_ledger) = LedgerFile::open_and_look(&run_dir.ledger(), 0, step)?;
-        if let Some(resumed) = self.resumed.take() {
-            ledger.append(&[LedgerLine::Event { step, event: LedgerEvent::Resumed }])?;
-            notices.tell(resumed.news)?;
-            let aside = checkpoint::set_aside(run_dir, &resumed.damaged)?;
-            notices.tell(aside.into_iter().map(|what| notices::damaged(step, what)))?;
-            let logged = run_dir.logged_steps()?.first().copied();
-            let mut found = records::of_steps(&of_metrics, &of_ledger, logged, step);
-            found.extend((!of_notices.is_empty()).then(|| format!("notices.jsonl: {of_notices}")));
-            notices.tell(notices::records_damaged(step, &found))?;
-        }
+        let (ledger, of_ledger) = LedgerFile::open_and_look(&run_dir.ledger(), 0, step)?;
+        let logged = run_dir.logged_steps()?.first().copied();
+        let mut damaged = records::of_steps(&of_metrics, &of_ledger, logged, step);
+        damaged.extend((!of_notices.is_empty()).then(|| format!("notices.jsonl: {of_notices}")));
         let limit = RecordsLimit::new(config.records_size_limit);
-        Ok(Files { metrics, ledger, notices, limit })
+        Ok(Files { metrics, ledger, notices, limit, damaged })
     }
 }
 

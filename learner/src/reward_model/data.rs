@@ -103,19 +103,23 @@ pub struct Reader {
     conversations: Conversations,
     level: Level,
     max_length: usize,
+    /// Every end-of-sequence id; the first is appended to texts that have none at their end.
+    eos: Vec<u32>,
 }
 
 impl Reader {
     /// A reader for a model. A row with more than `max_length` tokens keeps its last ones; the model's limit bounds
-    /// `max_length`, and replaces an absent one. Texts are tokenised without special tokens; messages are written by
-    /// the chat template.
+    /// `max_length`, and replaces an absent one. A prompt as text is tokenised with special tokens, as the sampler
+    /// does, and an end-of-sequence token closes a completion, as in TRL's `RewardTrainer`; messages are written by the
+    /// chat template.
     ///
     /// # Errors
     /// A tokenizer or chat template that cannot be read.
     pub fn new(model: &ModelDir, level: Level, max_length: Option<usize>) -> Result<Self, LearnerError> {
         let limit = model.config().max_position_embeddings;
         let max_length = max_length.map_or(limit, |most| most.min(limit));
-        Ok(Self { text: TextIds::open(model)?, conversations: Conversations::open(model)?, level, max_length })
+        let (text, conversations) = (TextIds::open(model)?, Conversations::open(model)?);
+        Ok(Self { text, conversations, level, max_length, eos: model.generation().eos_token_ids.clone() })
     }
 
     /// Reads a dataset of pairs.
@@ -181,8 +185,24 @@ impl Reader {
                 (text(before), text(content))
             }
         };
-        let before = self.text.ids(prompt.ids.clone(), text.0, "prompt", false)?;
-        let completion = self.text.ids(ids, text.1, key, false)?;
+        let of_steps = ends.is_some() && self.level == Level::Steps;
+        let from_text = ids.is_none();
+        let (before, mut completion) = match (prompt.ids.clone(), text.0, ids, text.1) {
+            // Ends are places in the completion's own tokens.
+            (None, Some(prompt), None, Some(completion)) if !of_steps => {
+                self.text.joined(prompt, completion, key, true)?
+            }
+            (before_ids, before, ids, completion) => {
+                (self.text.ids(before_ids, before, "prompt", true)?, self.text.ids(ids, completion, key, false)?)
+            }
+        };
+        if let Some(&eos) = self.eos.first()
+            && from_text
+            && !of_steps
+            && !completion.last().is_some_and(|last| self.eos.contains(last))
+        {
+            completion.push(eos);
+        }
         self.answer(&before, &completion, ends, key)
     }
 

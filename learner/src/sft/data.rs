@@ -152,10 +152,15 @@ impl Encoder {
         completion: Option<String>,
         (prompt_ids, completion_ids): (Option<Vec<u32>>, Option<Vec<u32>>),
     ) -> Result<Example, String> {
-        // A plain text prompt is tokenised with special tokens, as the sampler does; a completion goes on from it.
-        let prompt = self.text.ids(prompt_ids, prompt, "prompt", true)?;
         let from_text = completion_ids.is_none();
-        let mut completion = self.text.ids(completion_ids, completion, "completion", false)?;
+        // A plain text prompt is tokenised with special tokens, as the sampler does; a completion goes on from it.
+        let (prompt, mut completion) = match (prompt_ids, prompt, completion_ids, completion) {
+            (None, Some(prompt), None, Some(completion)) => self.text.joined(prompt, completion, "completion", true)?,
+            (prompt_ids, prompt, completion_ids, completion) => (
+                self.text.ids(prompt_ids, prompt, "prompt", true)?,
+                self.text.ids(completion_ids, completion, "completion", false)?,
+            ),
+        };
         if let Some(&eos) = self.eos.first()
             && from_text
             && !completion.last().is_some_and(|last| self.eos.contains(last))
@@ -171,12 +176,7 @@ impl Encoder {
         let all = [prompt, completion].concat();
         let (prompt, completion) = self.conversations.prompt_and_completion(prompt, completion, variables)?;
         let lost = conversation::lost(&all, &format!("{prompt}{completion}"));
-        let ids = |text: &str, key| self.text.ids(None, Some(text.to_owned()), key, false);
-        let mut whole = ids(&format!("{prompt}{completion}"), "completion")?;
-        let prompt = ids(&prompt, "prompt")?;
-        // If a token reaches over the end of the prompt, the model has to go on from the prompt's own tokens.
-        let completion =
-            if whole.starts_with(&prompt) { whole.split_off(prompt.len()) } else { ids(&completion, "completion")? };
+        let (prompt, completion) = self.text.joined(prompt, completion, "completion", false)?;
         Ok((Example { prompt, completion }, lost))
     }
 
@@ -307,6 +307,31 @@ mod tests {
             "{% if not add_generation_prompt %}{{ tools or '' }}{% endif %}",
         );
         assert_eq!(read(lines, &template).unwrap(), expected);
+    }
+
+    /// Ids by transformers 5.23, as TRL's `SFTTrainer` and `RewardTrainer` tokenise rows of texts.
+    #[test]
+    fn a_completion_is_tokenised_behind_its_prompt() {
+        let Some(data) = harness::data_dir("a_completion_is_tokenised_behind_its_prompt") else { return };
+        let model = ModelDir::open(data.join("stories260K")).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, row: &str| {
+            let path = dir.path().join(name);
+            fs::write(&path, row).unwrap();
+            path
+        };
+        let (prompt, completion) = (vec![1, 403, 407], vec![261, 378, 383, 286, 261, 280, 294, 426, 2]);
+        let row = r#"{"prompt": "Once upon", "completion": " a time there was a cat."}"#;
+        let found = Encoder::new(&model, true).unwrap().read(&write("sft.jsonl", row)).unwrap();
+        assert_eq!(found, [Example { prompt: prompt.clone(), completion: completion.clone() }]);
+        let row = r#"{"prompt": "Once upon", "chosen": " a time there was a cat.", "rejected": " a time"}"#;
+        let reader = crate::reward_model::Reader::new(&model, crate::reward_model::Level::Outcome, None).unwrap();
+        let pairs = reader.pairs(&write("pairs.jsonl", row)).unwrap();
+        assert_eq!(pairs[0].chosen.tokens, [prompt, completion].concat());
+        assert_eq!(
+            (&pairs[0].rejected.tokens[..], &pairs[0].rejected.ends[..]),
+            (&[1, 403, 407, 261, 378, 2][..], &[5][..])
+        );
     }
 
     #[test]

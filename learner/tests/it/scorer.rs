@@ -251,7 +251,7 @@ fn scores_of_completions_are_written_for_every_end() {
 }
 
 #[test]
-fn texts_become_tokens_as_they_stand_and_the_last_ones_are_kept() {
+fn texts_become_tokens_with_an_end_where_no_steps_are_named_and_the_last_ones_are_kept() {
     let folder = tempfile::tempdir().unwrap();
     write_model(folder.path());
     harness::tiny_model::write_tokenizer(folder.path());
@@ -264,9 +264,10 @@ fn texts_become_tokens_as_they_stand_and_the_last_ones_are_kept() {
     let read = |level, length| learner::reward_model::Reader::new(&model, word(level), length).unwrap().pairs(&file);
     // One token per character, 2 for the space.
     let ids = |text: &str| -> Vec<u32> { text.bytes().map(|b| u32::from(b) - 30).collect() };
+    let ended = |text: &str| [ids(text), vec![model.generation().eos_token_ids[0]]].concat();
     let whole = read("outcome", None).unwrap().remove(0);
-    assert_eq!(whole.chosen, Answer { tokens: ids("abcde"), ends: vec![4] });
-    assert_eq!(whole.rejected, Answer { tokens: ids("abf"), ends: vec![2] });
+    assert_eq!(whole.chosen, Answer { tokens: ended("abcde"), ends: vec![5] });
+    assert_eq!(whole.rejected, Answer { tokens: ended("abf"), ends: vec![3] });
     assert_eq!(read("steps", None).unwrap()[0].chosen.ends, [2, 4]);
     let cut = read("steps", Some(2)).unwrap().remove(0);
     assert_eq!(cut.chosen, Answer { tokens: ids("de"), ends: vec![1] });

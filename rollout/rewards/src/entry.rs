@@ -49,6 +49,17 @@ impl Parameters {
         text.parse().map_err(|_| format!("parameter `{name}` has the unusable value `{text}`"))
     }
 
+    /// The value of a declared parameter that is a whole number of at least 1.
+    ///
+    /// # Errors
+    /// When the value is none.
+    pub fn positive(&self, name: &str) -> Result<usize, String> {
+        match self.get(name)? {
+            0 => Err(format!("parameter `{name}` must be at least 1")),
+            n => Ok(n),
+        }
+    }
+
     /// The value of a declared parameter that is a path.
     ///
     /// # Errors

@@ -164,11 +164,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     shared::tell!("{}", table(&answer).trim_end());
     print(&answer.into())?;
     completed.journal.map(Journal::finish).transpose()?;
-    ensure!(
-        failures.is_empty() || record.get(metrics::EVAL_SCORED_PROMPTS) != Some(0.0),
-        "no completion could be scored: {}",
-        failures[0]
-    );
+    if record.get(metrics::EVAL_SCORED_PROMPTS) == Some(0.0) {
+        return Err(rows::nothing_scored(&failures));
+    }
     evaluation::check_failed(failed, prompts)
 }
 

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use rollout_rewards::RewardFunction;
 use serde::Serialize;
 use serde_json::json;
@@ -96,9 +96,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let evaluation = Evaluation::open(config, args)?;
     let (groups, seconds) = evaluation.answers(&mut evaluation.of_model()?)?;
     let record = evaluation::record(&groups, None, evaluation.judging(), seconds);
-    if let Some(failure) = rows::failures(&groups).first() {
-        let is_scored = record.get(metrics::EVAL_SCORED_PROMPTS) != Some(0.0);
-        ensure!(is_scored, "no answer could be scored: {failure}");
+    if record.get(metrics::EVAL_SCORED_PROMPTS) == Some(0.0) {
+        return Err(rows::nothing_scored(&rows::failures(&groups)));
     }
     let mut answer = json!({
         "dataset": evaluation.option,

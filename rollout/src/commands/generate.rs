@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::ensure;
 use clap::{ArgMatches, Command, FromArgMatches, error::ErrorKind, parser::ValueSource};
-use shared::{FinishReason, SamplingParams};
+use shared::{Completion, FinishReason, SamplingParams};
 
 use super::{
     complete::{GenerationFlags, Task, Watch},
@@ -139,8 +139,9 @@ fn complete(args: &Args, compiler: &dyn Compile) -> anyhow::Result<()> {
     let sampling = args.generation.sampling.params(SamplingParams::default().temperature)?;
     let grammar = args.grammar.wanted(compiler)?;
     let functions = args.generation.rewards.functions()?;
+    let has_functions = !functions.is_empty();
     ensure!(
-        functions.is_empty() || args.json || args.output.is_some(),
+        !has_functions || args.json || args.output.is_some(),
         "--reward-funcs: rewards are in the rows of completions; add --json or --output FILE"
     );
     match (&args.output, &args.asked.prompts) {
@@ -178,9 +179,8 @@ fn complete(args: &Args, compiler: &dyn Compile) -> anyhow::Result<()> {
     if let Some(output) = &args.output {
         rows::write(output, &completed.groups)?;
     }
-    for failure in rows::failures(&completed.groups) {
-        shared::tell!("warning: {failure}");
-    }
+    let failures = rows::failures(&completed.groups);
+    failures.iter().for_each(|failure| shared::tell!("warning: {failure}"));
     if let Some(reason) = &completed.given_up {
         shared::tell!("warning: completions were given up (finish_reason aborted): {reason}");
     }
@@ -199,6 +199,10 @@ fn complete(args: &Args, compiler: &dyn Compile) -> anyhow::Result<()> {
         completed.seconds,
         rate(completed.tokens, completed.seconds),
     );
+    let is_scored = |completion: &Completion| completion.rewards.iter().any(|outcome| outcome.score().is_some());
+    if has_functions && !completions().any(is_scored) {
+        return Err(rows::nothing_scored(&failures));
+    }
     Ok(())
 }
 

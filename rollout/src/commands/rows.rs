@@ -31,6 +31,13 @@ pub fn failures(groups: &[Scored]) -> Vec<String> {
     of_environments.into_iter().chain(names.iter().enumerate().filter_map(of_function)).collect()
 }
 
+/// The error of completions of which none has a score.
+#[must_use]
+pub fn nothing_scored(failures: &[String]) -> anyhow::Error {
+    let reason = failures.first().map_or("every reward function abstained from every one of them", String::as_str);
+    anyhow::anyhow!("no completion could be scored: {reason}")
+}
+
 /// Refuses, before any work is done, an output that could not be written after it.
 ///
 /// # Errors

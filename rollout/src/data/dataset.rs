@@ -1,7 +1,7 @@
 //! Prompts of datasets.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeSet, HashSet},
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -210,6 +210,7 @@ impl Dataset {
             let most = most_steps(table.rows.len());
             dataset.add(path, table, tokenizer, options, most)?;
         }
+        dataset.fill_columns();
         Ok(dataset)
     }
 
@@ -227,6 +228,7 @@ impl Dataset {
         table.describe(&options.columns)?;
         let most = most_steps(table.rows.len());
         dataset.add(Path::new(name), table, tokenizer, options, most)?;
+        dataset.fill_columns();
         Ok(dataset)
     }
 
@@ -269,6 +271,16 @@ impl Dataset {
         }
         self.sources.push(RowSource { path: path.to_owned(), end: self.rows.len() as u64 });
         Ok(())
+    }
+
+    /// Gives every row the columns that any row has, with `null`, as the rows of Parquet have them and as Hugging
+    /// Face's datasets reads JSON: a reward function takes them as arguments by name.
+    fn fill_columns(&mut self) {
+        let names: BTreeSet<String> = self.rows.iter().flat_map(|row| row.columns.keys()).cloned().collect();
+        for row in self.rows.iter_mut().filter(|row| row.columns.len() < names.len()) {
+            let columns = Arc::make_mut(&mut row.columns);
+            names.iter().for_each(|name| _ = columns.entry(name).or_insert(Value::Null));
+        }
     }
 
     /// Remarks on odd prompts, with the numbers of rows.

@@ -40,7 +40,7 @@ pub use choice::{CARD, Selection, choose};
 pub use columns::{Columns, template_variables};
 pub use error::DataError;
 pub use format::Format;
-pub use messages::{Content, messages};
+pub use messages::{Content, check_messages, messages};
 pub use row::{LeftOut, Location, Row};
 pub use shape::Shape;
 pub use table::{Table, count, files, json_lines, read};

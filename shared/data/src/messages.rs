@@ -88,7 +88,7 @@ pub fn messages(column: &str, mut value: Value) -> Result<Content, String> {
             Some(Err(error)) if error.is_data() => Err(format!("`{column}` holds messages as JSON: {error}")),
             _ => Ok(Content::Text(text)),
         },
-        Value::Array(messages) => check(column, &messages).map(|()| Content::Messages(messages)),
+        Value::Array(messages) => check_messages(column, &messages).map(|()| Content::Messages(messages)),
         other => {
             let kind = match other {
                 Value::Number(_) => "a number; write it as a text",
@@ -101,8 +101,11 @@ pub fn messages(column: &str, mut value: Value) -> Result<Content, String> {
     }
 }
 
-/// Whether each item of a list is a message that says something.
-fn check(column: &str, messages: &[Value]) -> Result<(), String> {
+/// Whether each item of a list is a message that says something. Errors name the list `column`.
+///
+/// # Errors
+/// An empty list, an item without a `role`, and a message without words where nothing stands in their place.
+pub fn check_messages(column: &str, messages: &[Value]) -> Result<(), String> {
     if messages.is_empty() {
         return Err(format!("`{column}` is an empty list of messages"));
     }

@@ -279,15 +279,33 @@ fn accepted(option: &OptionSpec, value: Value, given: &str) -> Result<Value, Str
         return Ok(alone[option.key].clone());
     }
     let given = given.split_whitespace().collect::<Vec<_>>().join(" ");
-    let too_large = option.kind == ValueKind::Whole && alone[option.key].as_integer().is_some_and(|number| number >= 0);
-    let wanted = match option.share {
-        _ if too_large => "a smaller number".to_owned(),
-        Some(_) => "a whole number of steps, or a share of all steps below 1".to_owned(),
-        None => option.kind.wanted(),
+    let wanted = match (end_of(option, &alone[option.key]), option.share) {
+        (Some(end), _) => end,
+        (None, Some(_)) => "a whole number of steps, or a share of all steps below 1".to_owned(),
+        (None, None) => option.kind.wanted(),
     };
     let schedule = if option.key == "lr_scheduler_type" { alone[option.key].as_str() } else { None };
     let reason = schedule.and_then(schedule::not_here).map(|reason| format!(": {reason}")).unwrap_or_default();
     Err(format!("must be {wanted}, got {given}{reason}"))
+}
+
+/// Least whole number above those of TOML.
+const ABOVE: f64 = 9_223_372_036_854_775_808.0;
+
+/// The end of an option's range, in words, for a whole number that is above all numbers of the option's type. TOML has
+/// none above those of 64 bits with a sign, so on the command line they stay texts.
+fn end_of(option: &OptionSpec, value: &Value) -> Option<String> {
+    let is_whole = match value {
+        Value::Integer(number) => *number >= 0,
+        Value::Float(number) => *number > 0.0 && number.fract() == 0.0,
+        Value::String(text) => {
+            let digits = text.replace('_', "");
+            digits.chars().all(|c| c.is_ascii_digit()) && digits.parse().is_ok_and(|number: f64| number >= ABOVE)
+        }
+        _ => false,
+    };
+    let most = option.most.filter(|_| is_whole)?;
+    Some(option.bounds.high.map_or_else(|| format!("at most {most}"), |_| option.bounds.to_string()))
 }
 
 /// A path through a folder that is called `~`: only an unquoted word of a shell stands for the user's folder.
@@ -304,8 +322,6 @@ fn of_the_shell<'a>(option: &OptionSpec, value: &'a Value) -> Option<&'a str> {
 /// A whole number without its decimal point or exponent, where the option is one: `1e3` is 1000. Other values stay as
 /// they are.
 fn without_point(option: &OptionSpec, value: Value) -> Value {
-    /// Least whole number above those of TOML.
-    const ABOVE: f64 = 9_223_372_036_854_775_808.0;
     match value {
         Value::Float(number)
             if option.kind == ValueKind::Whole && number.fract() == 0.0 && (-ABOVE..ABOVE).contains(&number) =>

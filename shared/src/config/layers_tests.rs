@@ -118,7 +118,14 @@ fn type_errors_name_the_key_and_its_origin() {
     let text = message(from_line(&["--num_generations", "2.5"]));
     assert!(text.contains("`num_generations` (command line)"), "{text}");
     let text = message(from_line(&["--num_generations", "5000000000"]));
-    assert!(text.contains("must be a smaller number, got 5000000000"), "{text}");
+    assert!(text.contains("must be at most 4294967295, got 5000000000"), "{text}");
+    let above = "18446744073709551615";
+    let text = message(from_line(&["--seed", above]));
+    assert!(text.contains(&format!("must be at most 9223372036854775807, got {above}")), "{text}");
+    let text = message(from_file("seed = \"7\"", &[]));
+    assert!(text.contains("must be a whole number of at least 0, got \"7\""), "{text}");
+    let text = message(from_file(&format!("beta = 0\nseed = {above} # any\n"), &[]));
+    assert!(text.contains("line 2: ") && text.contains("; `seed` must be at most 9223372036854775807"), "{text}");
     let text = message(from_line(&["--loss_type", "mean"]));
     assert!(text.contains("`loss_type`") && text.contains("dr_grpo"), "{text}");
     let text = message(from_line(&["--num_generations", "-1"]));
@@ -303,8 +310,9 @@ fn a_share_of_steps_is_the_option_that_has_shares() {
     // Where nothing is a share, whole numbers are whole in any spelling too.
     let (_, config) = from_file("num_generations = 8.0\n", &["--max_steps", "1e3"]).unwrap();
     assert_eq!((config.num_generations, config.max_steps), (8, Some(1000)));
-    for number in ["5000000000", "5e9"] {
-        assert!(message(from_line(&["--num_generations", number])).contains("must be a smaller number"), "{number}");
+    for number in ["5000000000", "5e9", "1e30"] {
+        let text = message(from_line(&["--num_generations", number]));
+        assert!(text.contains("must be at most 4294967295, got "), "{number}: {text}");
     }
 }
 

@@ -35,8 +35,8 @@ pub enum OutputDirError {
     },
 }
 
-/// Checks that a folder is absent, or holds nothing but files of the `known` names, and can be written; it changes
-/// nothing.
+/// Checks that a folder is absent, or holds nothing but files of the `known` names, and can be written; it leaves
+/// everything as it was.
 ///
 /// # Errors
 /// Its content, or the obstacle.
@@ -62,7 +62,22 @@ pub fn check(path: &Path, known: &[&str]) -> Result<(), OutputDirError> {
     // The folder is renamed as a whole, so the folder above it must be writable.
     let absolute = std::path::absolute(path).map_err(io(path))?;
     let above = absolute.ancestors().skip(1).find(|folder| folder.exists()).unwrap_or(Path::new("/"));
-    access(above, Access::WRITE_OK | Access::EXEC_OK).map_err(|e| io(above)(e.into()))
+    takes_folders(above).map_err(io(above))
+}
+
+/// Checks that a folder can be made within another one, which is tried: some file systems, such as that of /proc, grant
+/// access to root and take no folder.
+///
+/// # Errors
+/// The obstacle.
+pub fn takes_folders(folder: &Path) -> io::Result<()> {
+    access(folder, Access::WRITE_OK | Access::EXEC_OK)?;
+    let trial = folder.join(format!(".tandem-{}", std::process::id()));
+    match fs::create_dir(&trial) {
+        // Of another thread, which removes it.
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        made => made.and_then(|()| fs::remove_dir(&trial)),
+    }
 }
 
 #[cfg(test)]
@@ -74,7 +89,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         check(&path("new/deep"), &[]).unwrap();
-        assert!(!path("new").exists(), "nothing is touched");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left");
         fs::create_dir(path("empty")).unwrap();
         check(&path("empty"), &[]).unwrap();
         fs::write(path("empty/model.onnx"), "").unwrap();
@@ -87,5 +102,7 @@ mod tests {
         for name in ["file", "file/out"] {
             assert!(text(&path(name), &[]).ends_with(&format!("{name}: Not a directory (os error 20)")), "{name}");
         }
+        let refused = text(Path::new("/proc/out"), &[]);
+        assert!(refused.starts_with("/proc: "), "no folder can be made there: {refused}");
     }
 }

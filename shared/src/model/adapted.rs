@@ -19,8 +19,8 @@ pub fn is_target(layer: &str, target: &str) -> bool {
     layer.strip_suffix(target).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
-/// Whether a linear layer is LFM3's gate on heads. transformers calls it otherwise than the files do, so PEFT would
-/// pass an adapter of it over.
+/// Whether a linear layer is LFM3's gate on heads. transformers calls it otherwise than the files do, and PEFT passes
+/// over an adapter that is named as in the files.
 #[must_use]
 pub fn is_gate_of_heads(layer: &str) -> bool {
     layer.ends_with("self_attn.gate_proj")

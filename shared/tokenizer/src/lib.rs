@@ -311,6 +311,8 @@ mod tests {
         let moved = named(&serde_json::json!({"added_tokens_decoder": {"5": {"content": "<t>", "special": true}}}), 6);
         assert!(moved.remarks()[0].contains("is token 3 in tokenizer.json and 5 in tokenizer_config.json; 3 counts"));
         assert_eq!(moved.decode(&[0, 3]).unwrap(), "a");
+        let split = named(&serde_json::json!({"split_special_tokens": true}), 6);
+        assert!(split.remarks()[0].starts_with("`split_special_tokens` of tokenizer_config.json is not followed"));
     }
 
     #[test]

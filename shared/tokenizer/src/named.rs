@@ -21,6 +21,13 @@ pub(super) struct Named {
 /// vocabulary is added if its id is known and the model, which has `rows` rows, has one for it.
 pub(super) fn add(inner: &mut Tokenizer, named: &NamedTokens, rows: usize) -> Result<Named, String> {
     let mut found = Named::default();
+    if named.split_special {
+        found.remarks.push(
+            "`split_special_tokens` of tokenizer_config.json is not followed: the text of a special token becomes that \
+             token, as chat templates need"
+                .into(),
+        );
+    }
     for token in &named.tokens {
         let is_added = inner.get_added_vocabulary().get_vocab().contains_key(&token.content);
         let known = inner.token_to_id(&token.content);

@@ -54,23 +54,28 @@ impl Stored {
 }
 
 /// Largest difference of a log-prob, in nats. fp16 keeps 11 bits of a weight and bf16 8, so a weight of bf16 may be off
-/// by eight times as much. Weights in blocks have no bound: their values are compared one by one, and the effect on
-/// log-probs is a matter of the model.
-fn bound(dtype: DtypeArg) -> Option<f64> {
+/// by eight times as much. That is too much to bound pseudo-random tokens: the less likely a token is, the more a
+/// rounding changes its log-prob. Weights in blocks have no bound either: their values are compared one by one, and the
+/// effect on log-probs is a matter of the model.
+fn bound(dtype: DtypeArg, rows: &rows::Rows) -> Option<f64> {
     match dtype {
         DtypeArg::Fp32 => Some(1e-4),
         DtypeArg::Fp16 => Some(1e-2),
-        DtypeArg::Bf16 => Some(8e-2),
+        DtypeArg::Bf16 => (!rows.random).then_some(8e-2),
         DtypeArg::Q8_0 | DtypeArg::Q4_0 | DtypeArg::Int8 | DtypeArg::Int4 => None,
     }
 }
 
 /// Why a good export may seem to be none: a rounding changes the log-prob of a token the more, the less likely it is.
-const UNLIKELY: &str = "pseudo-random tokens were compared, which a model holds for unlikely; --rows names a dataset";
+const UNLIKELY: &str = "each value is the model's, rounded, but pseudo-random tokens were compared, which a model \
+                        holds for unlikely; --rows names a dataset";
 
 /// The way out where rounded weights are too far from the model on rows that matter.
 const ROUNDED: &str = "each value is the model's, rounded, but some log-probs change by more than the format may cost; \
                        take --dtype fp32, or --rows with the texts that the export is for";
+
+/// What a log-prob that is off says where nothing is rounded.
+const OTHER: &str = "the export is not the model";
 
 /// Writes, verifies and tells.
 pub(super) fn export(args: &ToFormat) -> Result<()> {
@@ -87,7 +92,7 @@ pub(super) fn export(args: &ToFormat) -> Result<()> {
         found = Some((distance?, size_of(path)?));
         Ok(())
     };
-    let (rows_of, most) = (&rows.tokens, bound(args.dtype));
+    let (rows_of, most) = (&rows.tokens, bound(args.dtype, &rows));
     let mut read = |name: &str| -> Result<Cow<'static, [f32]>, SourceError> { Ok(stored.read(name)?.into()) };
     let written: Result<()> = match args.format {
         Format::Safetensors => atomic::write_dir(&args.out, |dir| {
@@ -126,17 +131,18 @@ pub(super) fn export(args: &ToFormat) -> Result<()> {
         Format::Onnx => unreachable!("ONNX has a way of its own"),
     };
     written
-        .map_err(|error| match named.gone() {
-            Some(gone) => error.context(gone),
-            None if rows.random && matches!(error.downcast_ref(), Some(VerifyError::TooFar { .. })) => {
-                error.context(UNLIKELY)
+        .map_err(|error| {
+            if let Some(gone) = named.gone() {
+                return error.context(gone);
             }
-            None if args.dtype != DtypeArg::Fp32
-                && matches!(error.downcast_ref(), Some(VerifyError::TooFar { .. })) =>
-            {
-                error.context(ROUNDED)
+            if !matches!(error.downcast_ref(), Some(VerifyError::TooFar { .. })) {
+                return error;
             }
-            None => error,
+            error.context(match args.dtype {
+                DtypeArg::Fp32 => OTHER,
+                _ if rows.random => UNLIKELY,
+                _ => ROUNDED,
+            })
         })
         .with_context(|| format!("cannot export {} to {}", args.model.display(), args.out.display()))?;
     let (distance, size) = found.expect("what was written was checked");
@@ -197,8 +203,13 @@ fn tell(args: &ToFormat, named: &NamedModel, size: u64, rows: &rows::Rows, dista
         args.out.display(),
         100.0 * size as f64 / (parameters * Dtype::Fp32.size() as u64) as f64,
     ));
-    let bound = match bound(args.dtype) {
+    let bound = match bound(args.dtype, rows) {
         Some(bound) => format!("bound {bound:.0e}"),
+        None if args.dtype == DtypeArg::Bf16 => {
+            "no bound for tokens that a model holds for unlikely: each value is the model's, rounded; --rows names a \
+             dataset"
+                .to_owned()
+        }
         None if args.format == Format::Genai => {
             "no bound for one token: the values of a block are within half a step of the model's, and the mean is \
              little above that of these values in a plain forward pass"

@@ -67,6 +67,29 @@ fn what_changes_prompts_is_an_option_or_ends_the_start() {
 }
 
 #[test]
+fn an_argument_without_an_effect_has_none_with_any_value() {
+    for key in [
+        "accelerator_config",
+        "activation_checkpointing_kwargs",
+        "deepspeed",
+        "fsdp_config",
+        "gradient_checkpointing_kwargs",
+        "liger_kernel_config",
+        "model_init_kwargs",
+        "parallelism_config",
+        "transformers_continuous_batching_config",
+    ] {
+        let (_, found) = import(&format!("learning_rate: 1e-6\n{key}: {{split_batches: true, b: {{c: 1}}}}\n"));
+        let reasons: Vec<&str> = found.left_out.iter().map(|(_, reason)| reason.as_str()).collect();
+        assert!(!reasons.is_empty() && !reasons.iter().any(|reason| translate::is_unknown(reason)), "{key}: {found:?}");
+        assert_eq!(found.refused, [], "{key}");
+    }
+    let (_, found) = import("learning_rate: 1e-6\ngeneration_kwargs: {seed: 3, use_cache: true, detokenize: null}\n");
+    let told: Vec<&String> = found.remarks.iter().filter(|remark| remark.contains("has no effect: ")).collect();
+    assert!(told.len() == 2 && told[0].starts_with("generation_kwargs.seed has no effect: one seed"), "{told:?}");
+}
+
+#[test]
 fn dapo_s_punishment_of_long_completions_keeps_its_figures() {
     for place in [
         "reward_model.overlong_buffer",

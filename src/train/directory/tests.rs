@@ -255,3 +255,13 @@ fn a_directory_that_cannot_be_made_is_named() {
     let text = refusal(&config(&dir.path().join("file/run"), None));
     assert!(text.contains("output_dir") && text.contains("file/run"), "{text}");
 }
+
+/// Root may write to /proc, which takes no folder.
+#[test]
+fn a_directory_that_cannot_be_made_is_refused_before_anything_else_is_done() {
+    let text = format!("{:#}", check(&config(Path::new("/proc/run"), None), None).unwrap_err());
+    assert!(text.starts_with("`output_dir` /proc/run cannot be written: /proc: "), "{text}");
+    let dir = tempfile::tempdir().unwrap();
+    check(&config(&dir.path().join("a/run"), None), None).unwrap();
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left");
+}

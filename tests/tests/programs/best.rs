@@ -178,6 +178,32 @@ fn the_best_checkpoint_is_that_of_the_best_evaluation_up_to_the_last() {
     assert!(finished.stderr.contains("finished 12 steps; the best is checkpoint-"), "{}", finished.stderr);
 }
 
+/// It only looks at its evaluations again.
+#[test]
+fn a_start_that_makes_no_step_leaves_the_options_of_the_run() {
+    let bench = Bench::new(CONFIG);
+    let chooses = ["--eval_steps", "2", "--metric_for_best_model", "reward"];
+    let runs: [(&str, &[&str], &[&str], &str); 2] = [
+        ("done", &chooses, &["--max_steps", "4"], "finished 4 steps"),
+        ("early", &EARLY, &[], "ended early, after 6 of 12 steps"),
+    ];
+    for (name, options, steps, words) in runs {
+        let _ = cli::finish(bench.command(name, &[options, steps].concat())).success();
+        let kept = || {
+            let files = ["config.toml", "metrics.jsonl", "notices.jsonl", "best.json"];
+            files.map(|file| fs::read(bench.path(name).join(file)).unwrap_or_default())
+        };
+        let before = kept();
+        let others = [options, &RESUME, &["--learning_rate", "7"]].concat();
+        // Fewer steps than are made already, where the run has not ended early.
+        let fewer: &[&str] = if steps.is_empty() { &[] } else { &["--max_steps", "2"] };
+        let again = cli::finish(bench.command(name, &[&others[..], fewer].concat())).success();
+        assert!(again.stderr.contains(words), "{words}: {}", again.stderr);
+        assert!(kept() == before, "{name}: {}", again.stderr);
+        assert!(bench.path(name).join("finished.json").exists(), "{name}");
+    }
+}
+
 #[test]
 fn a_checkpoint_that_was_the_best_goes_when_the_last_evaluation_names_another_one() {
     let bench = Bench::new(CONFIG);

@@ -228,6 +228,63 @@ print(sorted(os.listdir("saved")))
     assert!(told.contains("`max_steps` 400 -> ") && !told.contains("`reward_funcs`"), "{told}");
 }
 
+/// However late the process hears of a step, callbacks see the state that transformers' have at its event.
+#[test]
+fn callbacks_see_the_step_and_the_best_checkpoint_of_their_event() {
+    let folder = Folder::new();
+    let script = r#"
+class Told:
+    def __init__(self):
+        self.events, self.best = [], {}
+
+    def note(self, name, state):
+        self.events.append((name, state.global_step))
+        self.best[name, state.global_step] = (state.best_metric, state.best_global_step, state.best_model_checkpoint)
+        assert state.log_history[-1]["step"] == state.global_step <= state.max_steps == 5, state.log_history
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.note("step", state)
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        self.note("evaluate", state)
+
+    def on_save(self, args, state, control, **kwargs):
+        self.note("save", state)
+        assert os.path.isdir(f"{args.output_dir}/checkpoint-{state.global_step}")
+
+
+def best_of(evaluations):
+    best = (None, None, None)
+    for record in evaluations:
+        if best[0] is None or record["eval_reward"] > best[0]:
+            best = (record["eval_reward"], record["step"], os.path.join("best", f"checkpoint-{record['step']}"))
+    return best
+
+
+told = Told()
+sizes = dict(max_steps=5, save_steps=2)
+GRPOTrainer(MODEL, longer, config("plain", **sizes), ROWS, callbacks=[told]).train()
+saves = [step for name, step in told.events if name == "save"]
+assert saves == [2, 4, 5] and [step for name, step in told.events if name == "step"] == [1, 2, 3, 4, 5], told.events
+assert set(told.best.values()) == {(None, None, None)}, told.best
+
+told = Told()
+chosen = dict(eval_steps=2, metric_for_best_model="eval_reward", learning_rate=1e-2)
+trainer = GRPOTrainer(MODEL, longer, config("best", **sizes, **chosen), ROWS, ROWS, callbacks=[told])
+trainer.train()
+of_one, of_two = ["step"], ["step", "evaluate", "save"]
+expected = [(name, step) for step, names in enumerate([of_one, of_two, of_one, of_two, of_two], 1) for name in names]
+assert told.events == expected, told.events
+evaluations = [record for record in trainer.run.evaluations(pandas=False) if record["step"] > 0]
+for (name, step), best in told.best.items():
+    # An evaluation is told of before it counts.
+    known = [record for record in evaluations if record["step"] <= (step if name == "save" else step - 1)]
+    assert best == best_of(known), (name, step, best, evaluations)
+assert trainer.state.best_metric == best_of(evaluations)[0]
+"#;
+    let _ = folder.run(script).success();
+}
+
 /// An evaluation on request has the figures of the run's own evaluation of the same model.
 #[test]
 fn evaluate_is_the_evaluation_of_a_run_before_and_after_it() {
@@ -277,7 +334,7 @@ def broken(completions, **kwargs):
 
 
 failed = refusal(lambda: GRPOTrainer(MODEL, broken, config("none"), ROWS, ROWS).evaluate())
-assert "no answer could be scored: reward function `broken` failed 2 times" in str(failed), failed
+assert "no completion could be scored: reward function `broken` failed 2 times" in str(failed), failed
 assert isinstance(failed.__cause__, KeyError), failed.__cause__
 "#;
     let _ = folder.run(script).success();
@@ -337,6 +394,8 @@ said = [
     refusal(lambda: GRPOTrainer(MODEL, longer, peft_config={"r": 8, "use_dora": True})),
     refusal(lambda: GRPOTrainer(MODEL, longer, train_dataset=iter(ROWS)).train()),
     refusal(lambda: GRPOTrainer("absent", longer, train_dataset=ROWS).train()),
+    refusal(lambda: GRPOTrainer("absent", longer, train_dataset="no_rows").train()),
+    refusal(lambda: GRPOConfig("run", data_seed={"a": 1})),
     refusal(lambda: GRPOTrainer(MODEL, longer, callbacks=[type("Early", (), {"on_step_begin": print})])),
 ]
 print(json.dumps(said))
@@ -360,12 +419,15 @@ assert args.beta == 0.04 and args.to_dict()["beta"] == 0.04
         "ValueError: use_dora: ",
         "TypeError: `train_dataset` is list_iterator",
         "TandemError: `model`: ",
+        "TandemError: 2 problems keep the run from starting\n- `model`: ",
+        "TypeError: `data_seed` of GRPOConfig takes no mapping",
         "TypeError: Early.on_step_begin: nobody tells of this event",
     ];
     assert_eq!(said.len(), expected.len());
     for (said, expected) in said.iter().zip(expected) {
         assert!(said.starts_with(expected), "{expected}: {said}");
     }
+    assert!(said.iter().any(|said| said.contains("\n- `dataset`: ")), "{said:?}");
     assert!(!folder.path("run").exists());
 }
 
@@ -431,6 +493,20 @@ for name, default in _trl.DEFAULTS.items():
         GRPOConfig("run", **{name: "another"})
     except ValueError as error:
         assert str(error).startswith(f"{name}: "), error
+
+# Those without an effect have none with their own keys either, and are named.
+for name in ("accelerator_config", "liger_kernel_config", "transformers_continuous_batching_config"):
+    (remark,) = GRPOConfig("run", **{name: {"a": True}})._translation.remarks
+    assert remark.startswith(f"{name}.a: "), remark
+(remark,) = GRPOConfig("run", generation_kwargs={"seed": 3})._translation.remarks
+assert remark.startswith("generation_kwargs.seed has no effect: "), remark
+
+# As in TRL, nothing is evaluated without a strategy; where none is given, the option stands for itself.
+off = GRPOConfig("run", eval_strategy="no", eval_steps=3)._translation
+assert off.options == {"output_dir": "run"}, off.options
+assert any(line.startswith("eval_steps: ") for line in off.remarks), off.remarks
+for more in ({}, {"eval_strategy": "steps"}):
+    assert GRPOConfig("run", eval_steps=3, **more)._translation.options["eval_steps"] == 3
 "#;
     let _ = folder.run(script).success();
 }
@@ -454,6 +530,36 @@ try:
 except tandem_rl.TandemError as error:
     print(error)
 assert open(f"{run}.inputs/train_dataset.jsonl").read() == rows
+
+
+def other(completions, **kwargs):
+    return [0.0] * len(completions)
+
+
+def inputs():
+    names = ["train_dataset.jsonl", "rewards.py", "rewards.address"]
+    return {name: open(f"live.inputs/{name}").read() for name in names}
+
+
+class Second:
+    refused = []
+
+    def on_train_begin(self, *_, **kwargs):
+        before = inputs()
+        for function in (other, "length:target=3"):
+            try:
+                GRPOTrainer(MODEL, function, config("live", max_steps=1), ROWS[:1]).train()
+            except tandem_rl.TandemError as error:
+                self.refused.append(str(error))
+        assert inputs() == before, "the first one needs them as they were"
+
+
+live = GRPOTrainer(MODEL, longer, config("live", max_steps=1), ROWS, callbacks=[Second])
+live.train()
+assert len(Second.refused) == 2 and all("another trainer is at work with " in told for told in Second.refused), Second
+before = inputs()
+GRPOTrainer(MODEL, other, config("live", max_steps=1), ROWS).evaluate(eval_dataset=ROWS)
+assert inputs() == before, "an evaluation has a folder of its own"
 placed = GRPOTrainer(MODEL, longer, tools=[add, "builtin:calculator"], peft_config={"r": 4})._more
 assert placed["tools"] == [os.path.abspath("my_tools.py") + ":add", "builtin:calculator"], placed
 assert (placed["lora_r"], placed["lora_alpha"]) == (4, 8), placed

@@ -118,10 +118,14 @@ fn a_tracker_that_cannot_begin_ends_the_run_before_its_first_step() {
     let package = bench.path("package");
     fs::create_dir(&package).unwrap();
     fs::write(package.join("wandb.py"), "raise ImportError('it is broken')\n").unwrap();
-    let mut command = bench.command("run", &["--report_to", "wandb", "--max_steps", "1"]);
-    command.env("PYTHONPATH", &package);
-    let refused = cli::finish(command);
-    assert!(refused.refusal().contains("`report_to`: wandb: it is broken; `pip install wandb`"), "{}", refused.stderr);
+    for more in [&[][..], &["--dry-run"]] {
+        let options = [&["--report_to", "wandb", "--max_steps", "1"], more].concat();
+        let mut command = bench.command("run", &options);
+        command.env("PYTHONPATH", &package);
+        let refused = cli::finish(command);
+        let words = "`report_to`: wandb: it is broken; `pip install wandb`";
+        assert!(refused.refusal().contains(words), "{}", refused.stderr);
+    }
     assert!(!Path::new(&bench.path("run/metrics.jsonl")).exists());
 }
 

@@ -96,6 +96,19 @@ fn every_combination_is_a_run_of_its_own_and_settings_are_compared_over_their_se
 }
 
 #[test]
+fn code_that_is_not_there_is_found_before_the_first_run_starts() {
+    let dir = folder("[sweep]\nreward_funcs = [[\"length:target=6\"], [\"my_rewards.py:missing\"]]\n");
+    fs::write(dir.path().join("my_rewards.py"), "def there(completions, **kwargs):\n    return []\n").unwrap();
+    let refused = cli::finish(sweep(dir.path(), &["--seed", "1,2"]));
+    let refusal = refused.refusal();
+    for words in ["my_rewards.py:missing", "seed 1: `reward_funcs`: "] {
+        assert!(refusal.contains(words), "{words}: {}", refused.stderr);
+    }
+    let left: Vec<_> = fs::read_dir(dir.path().join("sweep")).unwrap().map(|it| it.unwrap().file_name()).collect();
+    assert_eq!(left, ["sweep.lock"], "{}", refused.stderr);
+}
+
+#[test]
 fn a_run_that_fails_is_a_row_and_the_others_go_on() {
     let dir = folder("");
     fs::write(dir.path().join("reward.sh"), "while read line; do echo no; done").unwrap();

@@ -13,18 +13,20 @@ use super::archive::Entry;
 const PACKAGE: &str = "tandem_rl";
 
 /// The sources of the package, by their names in it. `_commands.py` gets a function for each program besides.
-const SOURCES: [(&str, &str); 17] = [
+const SOURCES: [(&str, &str); 19] = [
     ("__init__.py", include_str!("tandem_rl/__init__.py")),
     ("_callbacks.py", include_str!("tandem_rl/_callbacks.py")),
     ("_commands.py", include_str!("tandem_rl/_commands.py")),
     ("_data.py", include_str!("tandem_rl/_data.py")),
     ("_host.py", include_str!("tandem_rl/_host.py")),
+    ("_inputs.py", include_str!("tandem_rl/_inputs.py")),
     ("_peft.py", include_str!("tandem_rl/_peft.py")),
     ("_places.py", include_str!("tandem_rl/_places.py")),
     ("_process.py", include_str!("tandem_rl/_process.py")),
     ("_programs.py", include_str!("tandem_rl/_programs.py")),
     ("_progress.py", include_str!("tandem_rl/_progress.py")),
     ("_rewards.py", include_str!("tandem_rl/_rewards.py")),
+    ("_session.py", include_str!("tandem_rl/_session.py")),
     ("_stub.py", include_str!("tandem_rl/_stub.py")),
     ("_toml.py", include_str!("tandem_rl/_toml.py")),
     ("_trl.py", include_str!("tandem_rl/_trl.py")),

@@ -55,8 +55,11 @@ fn fields(path: &Path) -> Result<(Map<String, Value>, bool), VerifyError> {
     let Some(Value::Object(mut text)) = fields.remove("text_config") else {
         return Err(VerifyError::file(path, "has no object `text_config`"));
     };
-    if let Some(tied) = fields.remove("tie_word_embeddings") {
-        let _ = text.entry("tie_word_embeddings").or_insert(tied);
+    match fields.remove("tie_word_embeddings") {
+        // transformers goes by the whole's key, and writes `true` there beside a text model with its own head.
+        Some(Value::Bool(false)) => _ = text.insert("tie_word_embeddings".into(), false.into()),
+        Some(tied) => _ = text.entry("tie_word_embeddings").or_insert(tied),
+        None => {}
     }
     Ok((text, true))
 }

@@ -56,6 +56,17 @@ pub fn since_checkpoint(saved: &TrainerState, config: &TrainConfig, now: &Origin
             "steps before and after it may not be comparable",
         ));
     }
+    if let (Some(before), Some(now)) = (&before.instructions, &now.instructions)
+        && before != now
+        && !is_option("bf16")
+    {
+        list.push(notice(
+            NoticeKind::ProcessorChanged,
+            format!("with {now}, where it was made with {before}"),
+            "sums are rounded in another order, so steps are not repeated byte for byte; ATEN_CPU_CAPABILITY and \
+             TANDEM_CPU_CAPABILITY give a processor the lesser instructions",
+        ));
+    }
     list
 }
 
@@ -108,6 +119,7 @@ mod tests {
             dataset: Some(dataset.into()),
             programs: Some(programs.into()),
             reward_files: reward_files.map(str::to_owned),
+            instructions: Some("AVX512".into()),
         }
     }
 
@@ -133,5 +145,8 @@ mod tests {
         assert_eq!(found[0].0, NoticeKind::DataChanged);
         let code = format!("{begin}other builds of the programs and other files of reward functions");
         assert_eq!(found[1], (NoticeKind::CodeChanged, code));
+        let lesser = Origin { instructions: Some("AVX2".into()), ..now.clone() };
+        let processor = format!("{begin}AVX2, where it was made with AVX512");
+        assert_eq!(told(&config, &lesser), [(NoticeKind::ProcessorChanged, processor)]);
     }
 }

@@ -55,7 +55,7 @@ pub struct Client {
     url: String,
     model: String,
     key: Option<String>,
-    max_tokens: u32,
+    max_tokens: usize,
     retries: u32,
 }
 
@@ -68,7 +68,7 @@ impl Client {
         base_url: &str,
         model: &str,
         key: Option<String>,
-        max_tokens: u32,
+        max_tokens: usize,
         retries: u32,
     ) -> Result<Self, String> {
         if !base_url.starts_with("http://") && !base_url.starts_with("https://") {

@@ -76,13 +76,12 @@ fn build(parameters: &Parameters) -> Result<Arc<dyn Reward>, String> {
         return Err("parameter `pattern` needs a group in parentheses, which is the score".to_owned());
     }
     let key = std::env::var(&endpoint.api_key_env).ok().filter(|key| !key.is_empty());
-    let (max_tokens, retries) = (parameters.get("max_tokens")?, parameters.get("retries")?);
-    let concurrency: usize = parameters.get("concurrency")?;
+    let (max_tokens, retries) = (parameters.positive("max_tokens")?, parameters.get("retries")?);
     Ok(Arc::new(Judge {
         rubric: Rubric::parse(&text).map_err(|reason| format!("{}: {reason}", path.display()))?,
         pattern,
         client: Client::new(base_url, model, key, max_tokens, retries)?,
-        concurrency: concurrency.max(1),
+        concurrency: parameters.positive("concurrency")?,
         known: Mutex::default(),
     }))
 }

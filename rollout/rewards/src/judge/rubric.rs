@@ -80,6 +80,7 @@ fn value(name: &str, input: &RewardInput, completion: &RewardCompletion) -> Resu
         }
         column => match input.columns.get(column) {
             Some(Value::String(text)) => Ok(text.clone()),
+            Some(Value::Null) => Err(format!("the rubric asks for `{column}`, which is null in the row")),
             Some(value) => Ok(value.to_string()),
             None => {
                 let columns: Vec<&str> = input.columns.keys().map(String::as_str).collect();
@@ -127,6 +128,10 @@ mod tests {
         };
         let completion = RewardCompletion::of_one_turn("It is {{ answer }}.", vec![1], FinishReason::Stop);
         assert_eq!(rubric.fill(&input, &completion).unwrap(), "Q: <user>2+3?\nA: It is {{ answer }}.\n(five, 2)");
+        let nothing = json!({"answer": "five", "level": null}).as_object().unwrap().clone();
+        let without = RewardInput { columns: Arc::new(nothing), ..input.clone() };
+        let error = rubric.fill(&without, &completion).unwrap_err();
+        assert_eq!(error, "the rubric asks for `level`, which is null in the row");
         input.messages = Some([json!({"role": "user", "content": "2+3?"})].into());
         let messages = vec![
             json!({"role": "assistant", "content": "", "tool_calls": [1]}),

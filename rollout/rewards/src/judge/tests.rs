@@ -173,5 +173,7 @@ fn what_a_judge_lacks_is_named() {
     assert!(error(given, "judge:no.md").contains("no.md: "));
     assert!(error(given, "judge").contains("needs `rubric`"));
     assert!(error(given, "judge:rubric=r.md:pattern=[0-9]").contains("a group in parentheses"));
+    assert!(error(given, "judge:r.md:max_tokens=0").contains("`max_tokens` must be at least 1"));
+    assert!(error(given, "judge:r.md:concurrency=0").contains("`concurrency` must be at least 1"));
     assert!(error(given, "judge:r.md:patern=x").contains("unknown parameter `patern`"));
 }

@@ -2,7 +2,7 @@
 
 use std::f64::consts::PI;
 
-use super::{Built, Parameters, answer, judged, positive};
+use super::{Built, Parameters, answer, judged};
 use crate::answers::ANSWER_COLUMNS;
 
 /// TRL's `get_cosine_scaled_reward` ("Demystifying Long Chain-of-Thought Reasoning", arXiv 2502.03373, appendix C.1).
@@ -36,7 +36,7 @@ impl CosineScale {
 
 pub(super) fn build(parameters: &Parameters) -> Built {
     let scale = CosineScale {
-        max_len: positive(parameters, "max_len")?,
+        max_len: parameters.positive("max_len")?,
         min_value_wrong: parameters.get("min_value_wrong")?,
         max_value_wrong: parameters.get("max_value_wrong")?,
         min_value_correct: parameters.get("min_value_correct")?,

@@ -2,7 +2,7 @@
 
 use shared::{FinishReason, RewardOutcome};
 
-use super::{Built, Parameters, of_completion, positive};
+use super::{Built, Parameters, of_completion};
 use crate::{Reward, RewardCompletion, RewardInput, Scope};
 
 /// 1 if the completion ended by itself, else 0.
@@ -31,7 +31,7 @@ pub fn soft_overlong(tokens: usize, max: usize, cache: usize) -> f64 {
 }
 
 pub(super) fn build_soft_overlong(parameters: &Parameters) -> Built {
-    let max = positive(parameters, "max_completion_len")?;
+    let max = parameters.positive("max_completion_len")?;
     let cache: usize = parameters.get("soft_punish_cache")?;
     if cache > max {
         return Err(format!("`soft_punish_cache` {cache} is larger than `max_completion_len` {max}"));

@@ -211,7 +211,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         columns: &[],
         parameters: &[Parameter { name: "target", default: None, about: "the wanted number of tokens" }],
         build: |p| {
-            let target = positive(p, "target")?;
+            let target = p.positive("target")?;
             of_completion(0.0, move |c| length::near(c.length(), target))
         },
     },
@@ -307,14 +307,6 @@ pub(super) const ENTRIES: &[Entry] = &[
 /// The parameter of functions that score steps; [`separator`] reads it.
 pub const SEPARATOR: Parameter =
     Parameter { name: "separator", default: Some("\\n"), about: "what closes a step; \\n is a line break" };
-
-/// A parameter that must be a whole number of at least 1.
-fn positive(parameters: &Parameters, name: &str) -> Result<usize, String> {
-    match parameters.get(name)? {
-        0 => Err(format!("parameter `{name}` must be at least 1")),
-        n => Ok(n),
-    }
-}
 
 #[cfg(test)]
 mod tests {

@@ -5,7 +5,7 @@ use std::{collections::HashSet, sync::LazyLock};
 use regex::Regex;
 use shared::RewardOutcome;
 
-use super::{Built, Parameters, Rule, positive, tags};
+use super::{Built, Parameters, Rule, tags};
 use crate::{RewardCompletion, RewardInput};
 
 /// Tags that a prompt may open for the rules on form.
@@ -55,7 +55,7 @@ pub fn word_repetition(completion: &str, ngram_size: usize, max_penalty: f64) ->
 }
 
 pub(super) fn build_word_repetition(parameters: &Parameters) -> Built {
-    let ngram_size = positive(parameters, "ngram_size")?;
+    let ngram_size = parameters.positive("ngram_size")?;
     let max_penalty: f64 = parameters.get("max_penalty")?;
     if !(max_penalty <= 0.0 && max_penalty.is_finite()) {
         return Err(format!("parameter `max_penalty` must be at most 0, got {max_penalty}"));

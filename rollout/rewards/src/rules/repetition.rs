@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::{Built, Parameters, of_completion, positive};
+use super::{Built, Parameters, of_completion};
 
 /// TRL's `get_repetition_penalty_reward`: `(1 - unique / total) * max_penalty` over the n-grams of the sampled tokens,
 /// none of which spans two turns; 0 for completions without an n-gram.
@@ -20,7 +20,7 @@ pub fn repetition_penalty<'a>(turns: impl IntoIterator<Item = &'a [u32]>, ngram_
 }
 
 pub(super) fn build(parameters: &Parameters) -> Built {
-    let ngram_size = positive(parameters, "ngram_size")?;
+    let ngram_size = parameters.positive("ngram_size")?;
     let max_penalty: f64 = parameters.get("max_penalty")?;
     if !(max_penalty <= 0.0 && max_penalty.is_finite()) {
         return Err(format!("parameter `max_penalty` must be at most 0, got {max_penalty}"));

@@ -159,12 +159,10 @@ pub struct Conversation {
 /// without a template.
 pub fn conversation(fields: &mut Fields, tokenizer: &Tokenizer) -> Result<Conversation, ApiError> {
     let support = tokenizer.template().map(ChatTemplate::tool_support);
-    let mut messages: Vec<Map<String, Value>> = fields.require("messages")?;
-    if messages.is_empty() || messages.iter().any(|message| !message.get("role").is_some_and(Value::is_string)) {
-        return Err(ApiError::field("messages", "`messages` must be objects with a `role`, at least one"));
-    }
+    let mut messages: Vec<Value> = fields.require("messages")?;
+    let refuse = |message: String| ApiError::field("messages", message);
+    shared_data::check_messages("messages", &messages).map_err(refuse)?;
     tools::prepare(&mut messages, support)?;
-    let messages: Vec<Value> = messages.into_iter().map(Value::Object).collect();
     let is_open = shared_chat::prefill(&messages).is_some();
     if fields.take::<bool>("continue_final_message")?.is_some_and(|wanted| wanted != is_open) {
         let message =
@@ -182,7 +180,30 @@ pub fn conversation(fields: &mut Fields, tokenizer: &Tokenizer) -> Result<Conver
     if !tools.is_empty() {
         variables.insert("tools".into(), tools.as_slice().into());
     }
-    let text = tokenizer.render(&messages, &variables);
-    let text = text.map_err(|error| ApiError::field("messages", error.to_string()))?;
+    let text = render(&mut messages, &variables, tokenizer).map_err(refuse)?;
     Ok(Conversation { text, goes_on: is_open, messages, tools, has_variables })
+}
+
+/// Renders messages. A template that does not know OpenAI's role `developer` gets those messages as `system`.
+///
+/// # Errors
+/// The template's own error, and a message that it leaves out.
+fn render(messages: &mut [Value], variables: &Map<String, Value>, tokenizer: &Tokenizer) -> Result<String, String> {
+    let rendered = |messages: &[Value]| {
+        let text = tokenizer.render(messages, variables).map_err(|error| error.to_string())?;
+        // Templates may write replies of tools in a form of their own.
+        let lost = shared_chat::lost(messages, &text).filter(|&index| messages[index]["role"] != "tool");
+        let Some(index) = lost else { return Ok(text) };
+        let role = &messages[index]["role"];
+        Err(format!("the model's chat template leaves out the words of `messages[{index}]`, whose role is {role}"))
+    };
+    let result = rendered(messages);
+    let is_of_developer = |message: &Value| message["role"] == "developer";
+    if result.is_ok() || !messages.iter().any(is_of_developer) {
+        return result;
+    }
+    for message in messages.iter_mut().filter(|message| is_of_developer(message)) {
+        message["role"] = "system".into();
+    }
+    rendered(messages)
 }

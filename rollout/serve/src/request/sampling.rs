@@ -86,10 +86,13 @@ impl Sampling {
         if fields.take::<u32>("best_of")?.is_some_and(|best| best != n) {
             return Err(ApiError::field("best_of", "`best_of` is not supported: every completion is returned"));
         }
-        let top_k: i64 = fields.take("top_k")?.unwrap_or(0);
+        // vLLM writes -1 where nothing is cut off.
+        let top_k: i64 = fields.take("top_k")?.unwrap_or(-1);
+        if top_k < -1 {
+            return Err(ApiError::field("top_k", "`top_k` must be at least 1, or else 0 or -1 for all tokens"));
+        }
         let params = SamplingParams {
             temperature: fields.take("temperature")?.unwrap_or(1.0),
-            // vLLM writes -1 where nothing is cut off.
             top_k: u32::try_from(top_k.max(0)).unwrap_or(u32::MAX),
             top_p: fields.take("top_p")?.unwrap_or(1.0),
             min_p: fields.take("min_p")?.filter(|min_p: &f32| *min_p != 0.0),

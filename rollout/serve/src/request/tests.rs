@@ -96,6 +96,7 @@ fn what_would_change_the_answer_is_refused_by_its_name_and_what_would_not_is_ign
         ("temperature", json!("hot")),
         ("temperature", json!(1e-40)),
         ("temperature", json!(9e-4)),
+        ("top_k", json!(-2)),
         ("top_p", json!(0)),
         ("top_p", json!(1.5)),
         ("min_p", json!(2)),
@@ -140,6 +141,10 @@ fn what_would_change_the_answer_is_refused_by_its_name_and_what_would_not_is_ign
         ("messages", json!([])),
         ("messages", json!([{ "content": "no role" }])),
         ("messages", json!("hi")),
+        ("messages", json!(["hi"])),
+        ("messages", json!([{ "role": "user" }])),
+        ("messages", json!([{ "role": "user", "content": null }])),
+        ("messages", json!([{ "role": "user", "content": 7 }])),
         ("add_generation_prompt", json!(false)),
         ("continue_final_message", json!(true)),
         ("prompt", json!("hi")),
@@ -195,6 +200,28 @@ fn what_tokenising_needs_is_named_and_ids_that_no_model_has_are_refused() {
     let error = text(json!([5, u32::MAX])).unwrap_err();
     assert_eq!((error.param.as_deref(), error.status.as_u16()), (Some("tokens"), 400));
     assert!(error.message.starts_with("token 4294967295 is not in the model's vocabulary of"), "{}", error.message);
+}
+
+#[test]
+fn a_message_that_the_template_leaves_out_is_refused_and_one_of_the_developer_is_a_system_message() {
+    let tokenizer = with_template(
+        "{% for m in messages %}{% if m.role in ['system', 'user'] %}{{ m.role[:1] }}:{{ m.content }}{% endif %}{% \
+         endfor %}",
+    );
+    let chat = |role: &str| {
+        let body = json!({ "messages": [{ "role": role, "content": "be" }, { "role": "user", "content": "hi" }] });
+        Chat::read(body.to_string().as_bytes(), &models(), &tokenizer, Some(MAX_MODEL_LEN))
+    };
+    let read = chat("developer").unwrap();
+    assert_eq!(tokenizer.decode(&read.prompt.ids).unwrap(), "s:beu:hi");
+    let error = chat("narrator").map(drop).unwrap_err();
+    assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some("messages")));
+    let words = "the model's chat template leaves out the words of `messages[0]`, whose role is \"narrator\"";
+    assert_eq!(error.message, words);
+    // A template that knows the role gets it.
+    let body = json!({ "messages": [{ "role": "developer", "content": "be" }] });
+    let read = Chat::read(body.to_string().as_bytes(), &models(), &crate::testing::tokenizer(), Some(MAX_MODEL_LEN));
+    assert_eq!(tokenizer.decode(&read.unwrap().prompt.ids).unwrap(), "d:be\na:");
 }
 
 /// The engine ends when it can draw no token, and it serves others too.

@@ -200,10 +200,11 @@ fn function_of(call: &mut Value) -> Option<&mut Map<String, Value>> {
 ///
 /// # Errors
 /// What is no call or no reply, or what the template would leave out.
-pub fn prepare(messages: &mut [Map<String, Value>], support: Option<ToolSupport>) -> Result<(), ApiError> {
+pub fn prepare(messages: &mut [Value], support: Option<ToolSupport>) -> Result<(), ApiError> {
     let refuse = |index: usize, fault: &str| Err(ApiError::field("messages", format!("`messages[{index}]` {fault}")));
     let mut called = Called::default();
     for (index, message) in messages.iter_mut().enumerate() {
+        let Some(message) = message.as_object_mut() else { return refuse(index, "is no object") };
         read_arguments(message);
         let role = message.get("role").and_then(Value::as_str).unwrap_or_default();
         let fault = match role {

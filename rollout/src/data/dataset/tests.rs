@@ -35,6 +35,8 @@ fn text_and_messages_become_prompts_and_other_columns_are_kept() {
     assert_eq!(rows[1].prompt_text, "<|user|>2+3?\n<|assistant|>");
     assert_eq!(rows[1].prompt_ids.len(), rows[1].prompt_text.len(), "a template brings its own special tokens");
     assert_eq!(*rows[2].prompt_ids, [1, 2, 256]);
+    let without = json!({"answer": null, "level": null});
+    assert_eq!(*rows[1].columns, *without.as_object().unwrap(), "every row has the columns that any row has");
 }
 
 #[test]

@@ -31,7 +31,11 @@ pub(super) fn read<'a>(
         (Format::Lfm25, _) => pythonic::read(body, closed)?,
         (Format::Qwen, _) => {
             let mut call: Map<String, Value> = serde_json::from_str(body).ok()?;
-            let arguments = call.remove("arguments").unwrap_or_default();
+            let arguments = match call.remove("arguments") {
+                // Llama's key: its values are meant, and a call without any would run.
+                None if call.contains_key("parameters") => return None,
+                arguments => arguments.unwrap_or_default(),
+            };
             let name = call.remove("name")?;
             let mut found = one(name.as_str()?, arguments, true);
             found.calls[0].more = call;

@@ -146,6 +146,9 @@ fn forms_that_models_write_beside_those_of_their_templates_are_read() {
         let (_, calls) = pieces(Reader::new(format, "", Tools::new(&[tool])), [text], true);
         assert_eq!(calls, [Call::new("f", json!({"a": 1}))], "{format:?}: {text}");
     }
+    let call = "<tool_call>{\"name\": \"f\", \"parameters\": {\"a\": 1}}</tool_call>";
+    let read = pieces(Reader::new(Format::Qwen, "", Tools::default()), [call], true);
+    assert_eq!(read, (call.to_owned(), Vec::new()), "not a call without arguments");
     let of = |block: &str| {
         let text = format!("<|tool_call_start|>{block}<|tool_call_end|>");
         let turn = parse(Format::Lfm25, "", &text, &Tools::default());

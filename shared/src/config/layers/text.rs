@@ -4,6 +4,7 @@ use std::{io, path::Path};
 
 use toml::{Table, Value, de::DeTable};
 
+use super::end_of;
 use crate::config::option;
 
 /// A key of a file.
@@ -80,8 +81,12 @@ fn refusal(text: &str, path: &Path, error: &toml::de::Error) -> String {
         return format!("line {}: `{key}` is given twice", number + 1);
     }
     let message = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
-    let known = line.split('=').next().and_then(|key| option(key.trim()));
-    let wanted = known.map_or_else(String::new, |option| format!("; `{}` takes {}", option.key, option.kind.wanted()));
+    let (key, value) = line.split_once('=').unwrap_or((line, ""));
+    let value = value.split('#').next().unwrap_or_default().trim();
+    let wanted = option(key.trim()).map_or_else(String::new, |option| match end_of(option, &value.into()) {
+        Some(end) => format!("; `{}` must be {end}", option.key),
+        None => format!("; `{}` takes {}", option.key, option.kind.wanted()),
+    });
     format!("line {}: {message} in `{line}`{wanted}", number + 1)
 }
 

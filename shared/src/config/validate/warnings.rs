@@ -194,7 +194,7 @@ impl TrainConfig {
     #[must_use]
     pub fn computes_alike(&self) -> bool {
         let one_version = self.max_staleness == 0;
-        one_version && self.rounding().is_none() && !self.bf16 && self.learner_device == Device::Cpu
+        one_version && self.rounding().is_none() && self.learner_device == Device::Cpu
     }
 
     /// The largest `mismatch_kl` that number formats and staleness explain. Rounding in float32 gives some 1e-12;
@@ -204,7 +204,7 @@ impl TrainConfig {
         if self.computes_alike() { 1e-5 } else { 0.1 }
     }
 
-    /// The option that makes the sampler compute in another precision than the learner, if there is one.
+    /// The option that makes sampler and learner compute in different precisions, if there is one.
     fn rounding(&self) -> Option<&'static str> {
         match (self.rollout_device, self.rollout_dtype, self.kv_dtype) {
             (Device::Cuda | Device::Tensorrt, _, _) => Some("`rollout_device` (fp16)"),
@@ -214,7 +214,7 @@ impl TrainConfig {
             (Device::Cpu, RolloutDtype::Auto | RolloutDtype::Bf16x3, KvDtype::Int8 | KvDtype::Bf16) => {
                 Some("`kv_dtype`")
             }
-            (Device::Cpu, RolloutDtype::Auto | RolloutDtype::Bf16x3, KvDtype::Auto) => None,
+            (Device::Cpu, RolloutDtype::Auto | RolloutDtype::Bf16x3, KvDtype::Auto) => self.bf16.then_some("`bf16`"),
         }
     }
 
@@ -301,7 +301,7 @@ mod tests {
     #[test]
     fn every_remark_names_its_option() {
         type Change = fn(&mut TrainConfig);
-        let cases: [(&str, Change); 30] = [
+        let cases: [(&str, Change); 31] = [
             ("temperature", |c| c.temperature = 1.2),
             ("temperature", |c| c.temperature = 0.5),
             ("num_generations", |c| c.num_generations = 2),
@@ -350,6 +350,7 @@ mod tests {
             }),
             ("kv_dtype", |c| (c.kv_dtype, c.rollout_dtype) = (KvDtype::Int8, RolloutDtype::Bf16x3)),
             ("rollout_device", |c| c.rollout_device = Device::Cuda),
+            ("bf16", |c| c.bf16 = true),
             ("shard_optimizer", |c| c.shard_optimizer = true),
             ("old_policy_kl_coef", |c| c.old_policy_kl_coef = 1.0),
             ("lone_advantage", |c| {

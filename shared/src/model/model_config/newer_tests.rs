@@ -130,6 +130,7 @@ fn ministral_3_is_read_alone_and_within_its_wrapper() {
         (Some(true), Some(false), false),
         (Some(true), None, true),
         (Some(false), Some(false), false),
+        (Some(false), Some(true), false),
     ] {
         let mut text_config = ministral3();
         text_config["tie_word_embeddings"] = json!(text);

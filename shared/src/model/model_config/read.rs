@@ -145,9 +145,10 @@ impl Reader<'_> {
         }
         let reader = Reader { section: "text_config", fields: &text };
         reader.expect("model_type", |v| v.as_str() == Some(family), &format!("supported in {wrapper}: {family}"))?;
-        // The text model's own key counts: transformers writes `true` for the whole beside a text model with its own
-        // head.
-        let tied = reader.get("tie_word_embeddings").or(self.get("tie_word_embeddings")).cloned();
+        // The key of the whole counts, as in transformers; but that writes `true` there beside a text model with its
+        // own head, which then has `false`.
+        let [whole, own] = [self, &reader].map(|reader| reader.get("tie_word_embeddings"));
+        let tied = if whole == Some(&Value::Bool(true)) { own.or(whole) } else { whole.or(own) }.cloned();
         text.insert("tie_word_embeddings".into(), tied.unwrap_or_default());
         // The class of the whole is no class of a text model.
         text.remove("architectures");

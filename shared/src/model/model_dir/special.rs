@@ -40,6 +40,8 @@ pub struct NamedTokens {
     pub variables: Map<String, Value>,
     /// Every text that a file calls `eos_token`.
     pub eos: Vec<String>,
+    /// Whether the texts of special tokens are to be read as text (`split_special_tokens`).
+    pub split_special: bool,
 }
 
 impl NamedTokens {
@@ -80,6 +82,11 @@ impl NamedTokens {
         for token in &mut found.tokens {
             token.id = token.id.or_else(|| known.get(&token.content).copied());
         }
+        // Earlier versions of transformers listed added tokens in a file of their own.
+        if config["added_tokens_decoder"].is_null() {
+            known.iter().for_each(|(content, id)| found.add(&content.as_str().into(), Some(*id), false));
+        }
+        found.split_special = config["split_special_tokens"] == true;
         found.tokens.sort_by_key(|token| token.id.unwrap_or(u32::MAX));
         found
     }
@@ -234,6 +241,10 @@ mod tests {
         assert!(eos.rstrip && !eos.lstrip && eos.normalized, "the decoder says more than the name");
         let list = NamedTokens::from_json(&json!({"extra_special_tokens": ["<x>"]}), &Value::Null, &Value::Null);
         assert_eq!(texts(&list), [("<x>", None, true)]);
+        let ids = json!({"<old>": 5, "<x>": 4});
+        let old = NamedTokens::from_json(&json!({"extra_special_tokens": ["<x>"]}), &Value::Null, &ids);
+        assert_eq!(texts(&old), [("<x>", Some(4), true), ("<old>", Some(5), false)], "no list of later versions");
+        assert!(!old.tokens[0].normalized && old.tokens[1].normalized);
     }
 
     #[test]

@@ -26,6 +26,8 @@ pub struct Selection {
 struct Standing {
     /// Version and value of the best evaluation, the earliest of equals.
     best: Option<(u64, f64)>,
+    /// The best evaluation before the last one, with which the last one was compared.
+    to_beat: Option<(u64, f64)>,
     /// Evaluations in a row that were no improvement.
     without_improvement: u64,
 }
@@ -75,6 +77,7 @@ impl Selection {
             let improved =
                 better.is_some_and(|value| standing.best.is_none_or(|(_, best)| (value - best).abs() > self.threshold));
             standing.without_improvement = if improved { 0 } else { standing.without_improvement + 1 };
+            standing.to_beat = standing.best;
             standing.best = better.map(|value| (step, value)).or(standing.best);
         }
         standing
@@ -95,7 +98,7 @@ impl Selection {
     /// The notice that the run ends after this many of its steps, if `early_stopping_patience` is used up.
     #[must_use]
     pub fn stops(&self, evaluations: &[MetricRecord], step: u64, total_steps: u64) -> Option<Notice> {
-        let Standing { best, without_improvement } = self.standing(evaluations, step);
+        let Standing { to_beat, without_improvement, .. } = self.standing(evaluations, step);
         self.patience.filter(|patience| without_improvement >= *patience)?;
         let metric = self.metric.as_str();
         let margin = if self.threshold > 0.0 { format!(" by more than {}", self.threshold) } else { String::new() };
@@ -103,7 +106,9 @@ impl Selection {
             1 => "one evaluation".to_owned(),
             several => format!("{several} evaluations"),
         };
-        let than = match best {
+        // Within the margin, the last evaluation may be the best one itself. None of those that are counted has beaten
+        // the best one before it.
+        let than = match to_beat {
             Some((at, value)) => {
                 format!("`{metric}` has not got better than {:.4} (step {at}){margin}", Figure(value))
             }
@@ -201,5 +206,26 @@ mod tests {
             "step 6: `eval_reward` has not got better than 1.0000 (step 2) in 2 evaluations, so the run ends after 6 \
              of 90 steps; a larger `early_stopping_patience` waits longer, and the run can be resumed with it"
         );
+    }
+
+    #[test]
+    fn a_run_that_gets_better_by_less_than_the_threshold_is_told_the_value_that_was_not_beaten() {
+        let told = |patience, values: &[f64]| {
+            let selection = selection(|c| {
+                (c.early_stopping_patience, c.early_stopping_threshold) = (Some(patience), 0.2);
+            });
+            let last = 2 * (values.len() as u64 - 1);
+            selection.stops(&evaluations(values), last, 90).unwrap().to_string()
+        };
+        let text = told(1, &[0.0, 0.4114, 0.5]);
+        let words =
+            "step 4: `eval_reward` has not got better than 0.4114 (step 2) by more than 0.2 in one evaluation, ";
+        assert!(text.starts_with(words), "{text}");
+        // The best follows small improvements, and so does what is to be beaten.
+        let text = told(2, &[0.0, 0.4, 0.5, 0.65]);
+        let words = "has not got better than 0.5000 (step 4) by more than 0.2 in 2 evaluations, ";
+        assert!(text.contains(words), "{text}");
+        let text = told(1, &[0.0, 0.4, f64::NAN]);
+        assert!(text.contains("has not got better than 0.4000 (step 2) by more than 0.2"), "{text}");
     }
 }

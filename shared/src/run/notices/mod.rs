@@ -30,6 +30,9 @@ choices! {
         DataChanged = "data_changed",
         /// The run goes on with other programs, or other files of reward functions, than its checkpoint was made with.
         CodeChanged = "code_changed",
+        /// The run goes on with other vector instructions than its checkpoint was made with, so sums are rounded in
+        /// another order.
+        ProcessorChanged = "processor_changed",
         /// A checkpoint was not as it was written, so the run goes on from an older one.
         CheckpointDamaged = "checkpoint_damaged",
         /// The checkpoint from which the run goes on has lost its list of checksums, so damage to it is not noticed.
@@ -120,11 +123,17 @@ impl Notice {
     pub fn repeats(&self, other: &Self) -> bool {
         use NoticeKind::{
             CheckpointDamaged, CheckpointUnchecked, CodeChanged, DataChanged, DiskShort, EvaluationLost, Guard,
-            LearningRate, OptionsChanged, RecordsDamaged, StoppedEarly, VersionRefused,
+            LearningRate, OptionsChanged, ProcessorChanged, RecordsDamaged, StoppedEarly, VersionRefused,
         };
         let at_resume = matches!(
             self.kind,
-            OptionsChanged | DataChanged | CodeChanged | CheckpointDamaged | CheckpointUnchecked | RecordsDamaged
+            OptionsChanged
+                | DataChanged
+                | CodeChanged
+                | ProcessorChanged
+                | CheckpointDamaged
+                | CheckpointUnchecked
+                | RecordsDamaged
         );
         let event = at_resume || matches!(self.kind, Guard | DiskShort | VersionRefused | StoppedEarly);
         let by_its_step = event || self.kind == EvaluationLost;

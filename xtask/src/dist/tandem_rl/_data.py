@@ -17,12 +17,8 @@ def located(argument: str, dataset: Any, folder: Path) -> Union[None, str, list]
         TypeError: a dataset of a kind that is not known, or a value in a row that JSON does not have.
         ValueError: rows that no file has.
     """
-    if dataset is None:
-        return None
-    if isinstance(dataset, (str, os.PathLike)):
-        return os.fspath(dataset)
-    if isinstance(dataset, (list, tuple)) and dataset and all(isinstance(each, (str, os.PathLike)) for each in dataset):
-        return [os.fspath(each) for each in dataset]
+    if not is_in_memory(dataset):
+        return _named(dataset)
     if isinstance(dataset, Mapping):
         splits = ", ".join(map(str, dataset))
         raise TypeError(f"`{argument}` is a mapping of datasets ({splits}): give one of them, dataset[NAME]")
@@ -36,6 +32,20 @@ def located(argument: str, dataset: Any, folder: Path) -> Union[None, str, list]
             "want, list(dataset.take(N))"
         )
     raise TypeError(f"`{argument}` is {type(dataset).__name__}, and no path, name, datasets.Dataset or list of rows")
+
+
+def is_in_memory(dataset: Any) -> bool:
+    """Whether a dataset is given by its rows, and not by a path or name."""
+    return dataset is not None and _named(dataset) is None
+
+
+def _named(dataset: Any) -> Union[None, str, list]:
+    """A path or name, or a list of them; None for any other dataset."""
+    if isinstance(dataset, (str, os.PathLike)):
+        return os.fspath(dataset)
+    if isinstance(dataset, (list, tuple)) and dataset and all(isinstance(each, (str, os.PathLike)) for each in dataset):
+        return [os.fspath(each) for each in dataset]
+    return None
 
 
 def _written(argument: str, folder: Path, ending: str, write: Any) -> str:

@@ -8,7 +8,6 @@ what the function sees, and it is called as in TRL: one call at a time, in the m
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import inspect
 import json
 import keyword
@@ -22,7 +21,6 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from tandem_rl import _host
-from tandem_rl._programs import TandemError
 
 _STUB = Path(__file__).with_name("_stub.py")
 # Most bytes that are taken from a socket at once.
@@ -128,31 +126,20 @@ class RewardServer:
 
     Args:
         functions: functions by name.
-        folder: where the stub lies, beside the run.
+        folder: where the stub lies, beside the run; no other trainer may be at work with it.
         state: what functions get as `trainer_state`.
-
-    Raises:
-        TandemError: another trainer serves functions from the same folder.
     """
 
     def __init__(self, functions: Mapping[str, Callable], folder: Path, state: Any):
         self._functions = {name: _Function(function, state) for name, function in functions.items()}
         self._stub = write_stub(functions, folder)
-        self._address = open(folder / "rewards.address", "a")
-        try:
-            fcntl.flock(self._address, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._address.close()
-            raise TandemError(f"another trainer is at work with {folder}: wait for it, or take another output_dir")
         # The path of a socket is short, and only this user may enter the folder.
         self._folder = tempfile.mkdtemp(prefix="tandem-rl-")
         address = os.path.join(self._folder, "rewards")
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(address)
         self._listener.listen(64)
-        self._address.truncate(0)
-        self._address.write(address)
-        self._address.flush()
+        (folder / "rewards.address").write_text(address)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, bytearray())
 
@@ -213,7 +200,6 @@ class RewardServer:
             self._forget(key.fileobj)
         self._selector.close()
         shutil.rmtree(self._folder, ignore_errors=True)
-        self._address.close()
         for function in self._functions.values():
             function.close()
 

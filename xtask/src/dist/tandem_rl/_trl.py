@@ -6,7 +6,7 @@ which they were not given. The check `trl-defaults` compares them with TRL.
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any, Dict, Mapping
 
 DEFAULTS: Dict[str, Any] = {
     "accelerator_config": None,
@@ -127,6 +127,9 @@ DEFAULTS: Dict[str, Any] = {
 }
 
 
-def says_nothing(name: str, value: Any) -> bool:
+def says_nothing(name: str, arguments: Mapping[str, Any]) -> bool:
     """Whether an argument is no option, and has the value that it has by itself."""
-    return name in DEFAULTS and value == DEFAULTS[name]
+    if name == "eval_strategy" and arguments.get("eval_steps") is not None:
+        # `eval_steps` is an option, and evaluates where no strategy is given.
+        return False
+    return name in DEFAULTS and arguments[name] == DEFAULTS[name]

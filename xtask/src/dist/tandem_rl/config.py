@@ -87,7 +87,7 @@ class Translation:
     """Arguments as options of `run.toml`."""
 
     def __init__(self, arguments: Mapping[str, Any]):
-        arguments = {name: value for name, value in arguments.items() if not _trl.says_nothing(name, value)}
+        arguments = {name: value for name, value in arguments.items() if not _trl.says_nothing(name, arguments)}
         said = translated(arguments) if arguments else {}
         #: Values by option.
         self.options: Dict[str, Any] = said.get("options", {})
@@ -110,10 +110,18 @@ def _refuse(unknown: Mapping[str, str], refused: Mapping[str, str]) -> None:
     """Raises if an argument is not known, or has a value that cannot be taken over."""
     if unknown:
         # Of a mapping, every key is looked at.
-        names = dict.fromkeys(name.split(".")[0] for name in unknown)
-        raise TypeError("; ".join(f"GRPOConfig has no argument `{name}`{nearest(name)}" for name in names))
+        names, known = dict.fromkeys(name.split(".")[0] for name in unknown), _names()
+        raise TypeError("; ".join(_no_mapping(name) if name in known else _no_argument(name) for name in names))
     if refused:
         raise ValueError("; ".join(f"{name}: {why}" for name, why in refused.items()))
+
+
+def _no_argument(name: str) -> str:
+    return f"GRPOConfig has no argument `{name}`{nearest(name)}"
+
+
+def _no_mapping(name: str) -> str:
+    return f"`{name}` of GRPOConfig takes no mapping"
 
 
 def nearest(name: str) -> str:
@@ -291,7 +299,7 @@ class GRPOConfig:
                 return values[name]
         option = _option(name)
         if option is None and name not in _trl.DEFAULTS:
-            raise AttributeError(f"GRPOConfig has no argument `{name}`{nearest(name)}")
+            raise AttributeError(_no_argument(name))
         options = self._translation.options
         return options[option] if option in options else _default(name)
 

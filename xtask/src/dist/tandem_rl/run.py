@@ -62,7 +62,7 @@ class Run:
     @property
     def checkpoints(self) -> List[Path]:
         """The folders of the checkpoints, by their steps."""
-        numbered = _numbered(self.path, _CHECKPOINT)
+        numbered = checkpoints(self.path)
         return [numbered[step] for step in sorted(numbered)]
 
     @property
@@ -74,10 +74,7 @@ class Run:
     @property
     def best_record(self) -> Dict[str, Any]:
         """Step, metric and value of the best checkpoint; empty without one."""
-        try:
-            return json.loads((self.path / "best.json").read_text())
-        except FileNotFoundError:
-            return {}
+        return best_record(self.path)
 
     @property
     def model(self) -> Optional[Path]:
@@ -86,6 +83,19 @@ class Run:
         if chosen.is_dir():
             return chosen
         return self.checkpoints[-1] if self.checkpoints else None
+
+
+def checkpoints(folder: Path) -> Dict[int, Path]:
+    """The folders of the checkpoints of a run, by their steps."""
+    return _numbered(folder, _CHECKPOINT)
+
+
+def best_record(folder: Path) -> Dict[str, Any]:
+    """Step, metric and value of the best checkpoint of a run; empty without one."""
+    try:
+        return json.loads((folder / "best.json").read_text())
+    except FileNotFoundError:
+        return {}
 
 
 def records(path: Path) -> List[Dict[str, Any]]:

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
 import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
-from tandem_rl import _callbacks, _data, _peft, _places, _progress, _rewards
+from tandem_rl import _callbacks, _data, _inputs, _peft, _places, _rewards
 from tandem_rl._process import Launcher
-from tandem_rl._programs import TandemError, error_in
+from tandem_rl._programs import TandemError
+from tandem_rl._session import PATIENCE, Session, TrainerState, TrainOutput, failure, say, wait
 from tandem_rl.config import GRPOConfig, Translation, flags
-from tandem_rl.run import Run, records
+from tandem_rl.run import Run
 
-# How long to wait for a request before the run is looked at again, in seconds.
-_PATIENCE = 0.1
-# The exit status of a run that Ctrl-C has ended in order.
-_INTERRUPTED = 130
 # What most names of an evaluation begin with; those of shares of right answers, such as `avg@1`, do not.
 _EVAL = re.compile(r"^eval_")
 # Files of a checkpoint that are the model. The others are for going on with the run.
@@ -31,30 +27,6 @@ _MODEL_FILES = re.compile(
     r"|generation_config\.json|chat_template\..*|tokenizer.*|special_tokens_map\.json|added_tokens\.json|vocab\..*"
     r"|merges\.txt|.*\.model)"
 )
-
-
-class TrainOutput(NamedTuple):
-    """The end of a training: steps of the run, mean loss of all steps, and figures by TRL's names."""
-
-    global_step: int
-    training_loss: float
-    metrics: Dict[str, Any]
-
-
-class TrainerState:
-    """The state of a run, by the names of transformers. A step is a generation batch with all updates on it."""
-
-    def __init__(self) -> None:
-        self.global_step = 0
-        self.max_steps = 0
-        self.epoch: Optional[float] = None
-        #: Records of steps and evaluations with the names of TRL, and one about the whole training at the end.
-        self.log_history: List[Dict[str, Any]] = []
-        self.best_global_step: Optional[int] = None
-        self.best_metric: Optional[float] = None
-        self.best_model_checkpoint: Optional[str] = None
-        self.is_local_process_zero = True
-        self.is_world_process_zero = True
 
 
 class GRPOTrainer:
@@ -155,13 +127,12 @@ class GRPOTrainer:
                 f"`output_dir` {self.args.output_dir} already holds a run: train(resume_from_checkpoint=True) goes on "
                 "with it, and another folder is for a new one"
             )
-        options = self._options(translation, self._inputs)
-        options["resume_from_checkpoint"] = resume
-        with self._served(options) as server:
+        with self._placed(translation, self._inputs, self._datasets) as (options, server):
+            options["resume_from_checkpoint"] = resume
             for remark in translation.remarks:
                 print(remark, file=sys.stderr)
             with Launcher("tandem", ["train", *flags(options)]) as launcher:
-                session = _Session(self, launcher, server)
+                session = Session(self, launcher, server)
                 return session.output(session.follow())
 
     def evaluate(self, eval_dataset: Any = None, metric_key_prefix: str = "eval") -> Dict[str, Any]:
@@ -183,21 +154,23 @@ class GRPOTrainer:
         """
         # The inputs of the run stay as they are: it may be resumed.
         inputs = self._inputs / "evaluate"
-        options = self._options(self.args._with(self._more), inputs)
+        translation = self.args._with(self._more)
+        datasets = dict(self._datasets)
         if eval_dataset is not None:
-            options["eval_dataset"] = _data.located("eval_dataset", eval_dataset, inputs)
-        if options.get("eval_dataset") is None:
+            datasets["eval_dataset"] = eval_dataset
+        if datasets["eval_dataset"] is None and translation.options.get("eval_dataset") is None:
             raise ValueError("Trainer: evaluation requires an eval_dataset: give one here or to the trainer")
-        options["model"] = self._trained() or self.model
         begin = time.monotonic()
-        with self._served(options) as server, Launcher("rollout", ["evaluate", *flags(options)]) as evaluation:
-            while not evaluation.has_ended():
-                _wait(server, _PATIENCE)
-                _say(evaluation)
-            _say(evaluation)
-            if evaluation.status != 0:
-                raise _failure(evaluation, "the evaluation") from (server and server.raised)
-            figures = json.loads(evaluation.printed[-1])["model"]
+        with self._placed(translation, inputs, datasets) as (options, server):
+            options["model"] = self._trained() or self.model
+            with Launcher("rollout", ["evaluate", *flags(options)]) as evaluation:
+                while not evaluation.has_ended():
+                    wait(server, PATIENCE)
+                    say(evaluation)
+                say(evaluation)
+                if evaluation.status != 0:
+                    raise failure(evaluation, "the evaluation") from (server and server.raised)
+                figures = json.loads(evaluation.printed[-1])["model"]
         seconds = time.monotonic() - begin
         figures["eval_runtime"] = round(seconds, 4)
         figures["eval_samples_per_second"] = round(figures["eval_prompts"] / seconds, 3)
@@ -213,11 +186,23 @@ class GRPOTrainer:
         """The folder of what is in memory and has to be files."""
         return Path(os.path.abspath(f"{self.args.output_dir}.inputs"))
 
-    def _options(self, translation: Translation, inputs: Path) -> Dict[str, Any]:
+    @contextlib.contextmanager
+    def _placed(
+        self, translation: Translation, inputs: Path, datasets: Mapping[str, Any]
+    ) -> Iterator[Tuple[Dict[str, Any], Optional[_rewards.RewardServer]]]:
+        """The options of the run, and the service of its reward functions. What is in memory becomes files of `inputs`,
+        once no other trainer is at work with them."""
+        in_memory = [*map(_data.is_in_memory, datasets.values()), self._template is not None, bool(self._functions)]
+        with _inputs.held(inputs) if any(in_memory) else contextlib.nullcontext():
+            options = self._options(translation, inputs, datasets)
+            with self._served(options, inputs) as server:
+                yield options, server
+
+    def _options(self, translation: Translation, inputs: Path, datasets: Mapping[str, Any]) -> Dict[str, Any]:
         """The options of the run, without its reward functions. Datasets and template in memory become files of
         `inputs`."""
         options = dict(translation.options, model=self.model, output_dir=self.args.output_dir)
-        for argument, dataset in self._datasets.items():
+        for argument, dataset in datasets.items():
             option = {"train_dataset": "dataset"}.get(argument, argument)
             located = _data.located(argument, dataset, inputs)
             # The option takes several paths, so a comma of a path that is a text would divide it.
@@ -228,9 +213,9 @@ class GRPOTrainer:
         return options
 
     @contextlib.contextmanager
-    def _served(self, options: Dict[str, Any]) -> Iterator[Optional[_rewards.RewardServer]]:
-        """Puts the reward functions into options, and serves those of this process."""
-        server = _rewards.RewardServer(self._functions, self._inputs, self.state) if self._functions else None
+    def _served(self, options: Dict[str, Any], inputs: Path) -> Iterator[Optional[_rewards.RewardServer]]:
+        """Puts the reward functions into options, and serves those of this process, with a stub in `inputs`."""
+        server = _rewards.RewardServer(self._functions, inputs, self.state) if self._functions else None
         try:
             if self._entries:
                 places = [server.entry(e) if server and isinstance(e, _rewards.Served) else e for e in self._entries]
@@ -330,162 +315,3 @@ def _written(path: Path, text: str) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return os.fspath(path)
-
-
-def _wait(server: Optional[_rewards.RewardServer], patience: float) -> None:
-    """Waits, and meanwhile answers for the reward functions of this process."""
-    if server is not None:
-        server.serve(patience)
-    else:
-        time.sleep(patience)
-
-
-def _say(launcher: Launcher) -> None:
-    """Shows what a program has said since the last call. An error is told by the exception."""
-    for line in launcher.new_lines():
-        if not line.startswith("error: "):
-            print(line, file=sys.stderr, flush=True)
-
-
-def _failure(launcher: Launcher, name: str) -> TandemError:
-    """What a program has failed at, in its own words."""
-    said = error_in("\n".join(launcher.said)) or "\n".join(launcher.said[-3:])
-    return TandemError(_in_python(said) or f"{name} ended with the status {launcher.status}")
-
-
-class _Session:
-    """A running training: its launcher, its rewards, and what its records say."""
-
-    def __init__(self, trainer: GRPOTrainer, launcher: Launcher, server: Optional[_rewards.RewardServer]):
-        self._trainer, self._launcher, self._server = trainer, launcher, server
-        self._callbacks = trainer._callbacks
-        self._callbacks.control.should_training_stop = False
-        self._folder = Path(trainer.args.output_dir)
-        self._shown = _progress.progress(bool(trainer.args.disable_tqdm))
-        self._begin = time.monotonic()
-        self._sizes: Any = None
-        self._last = {"metrics.jsonl": 0, "eval.jsonl": 0}
-        for name in self._last:
-            known = records(self._folder / name)
-            self._last[name] = known[-1]["step"] if known else 0
-        self._saved = self._checkpoints()
-        #: Why the run was asked to end before its time.
-        self._reason: Optional[BaseException] = None
-        self._stopped = False
-
-    def follow(self) -> Optional[BaseException]:
-        """Serves the run until it has ended. Returns why it was ended before its time, if it was."""
-        self._callbacks_guarded("on_train_begin")
-        while True:
-            try:
-                if self._launcher.has_ended():
-                    break
-                self._turn()
-            except KeyboardInterrupt as interrupt:
-                self._end_early(interrupt)
-            except Exception as error:
-                self._end_early(error)
-        self._turn(0.0)
-        self._shown.close()
-        return self._reason
-
-    def _end_early(self, reason: BaseException) -> None:
-        self._reason = self._reason or reason
-        # Only a second Ctrl-C is meant to end the run at once.
-        if isinstance(reason, KeyboardInterrupt) or not self._stopped:
-            self._stop()
-
-    def _stop(self) -> None:
-        self._stopped = True
-        self._launcher.stop()
-
-    def _turn(self, patience: float = _PATIENCE) -> None:
-        _wait(self._server, patience)
-        for line in self._launcher.new_lines():
-            # An error is told by the exception.
-            if not line.startswith("error: "):
-                self._shown.say(_in_python(line))
-        self._read()
-        if self._callbacks.control.should_training_stop and not self._stopped:
-            self._stop()
-
-    def _callbacks_guarded(self, event: str, **more: Any) -> None:
-        """Tells of an event; an exception of a callback ends the run first."""
-        try:
-            self._callbacks.tell(event, **more)
-        except Exception as error:
-            if self._reason is None:
-                self._end_early(error)
-
-    def _read(self) -> None:
-        """Takes what the records have that they did not have before."""
-        sizes = [path.stat().st_size if path.exists() else 0 for path in map(self._folder.joinpath, self._last)]
-        if sizes == self._sizes:
-            return
-        self._sizes = sizes
-        steps, evaluations = (records(self._folder / name) for name in self._last)
-        state = self._trainer.state
-        state.log_history = sorted([*steps, *evaluations], key=lambda record: record["step"])
-        if steps:
-            state.global_step, state.max_steps = steps[-1]["step"], steps[-1].get("total_steps", 0)
-            state.epoch = steps[-1].get("epoch")
-        # After a restart, steps are made again.
-        for name, found in zip(self._last, (steps, evaluations)):
-            self._last[name] = min(self._last[name], found[-1]["step"] if found else 0)
-        for record in steps:
-            if record["step"] > self._last["metrics.jsonl"]:
-                self._shown.step(record)
-                self._callbacks_guarded("on_step_end")
-                self._callbacks_guarded("on_log", logs=dict(record))
-                self._last["metrics.jsonl"] = record["step"]
-        for record in evaluations:
-            if record["step"] > self._last["eval.jsonl"]:
-                self._callbacks_guarded("on_evaluate", metrics=dict(record))
-                self._last["eval.jsonl"] = record["step"]
-        saved = self._checkpoints()
-        if saved - self._saved:
-            self._callbacks_guarded("on_save")
-        self._saved = saved
-
-    def _checkpoints(self) -> set:
-        return set(self._folder.glob("checkpoint-*"))
-
-    def output(self, reason: Optional[BaseException]) -> TrainOutput:
-        """The end of the training, or the exception that it ended with."""
-        launcher, state = self._launcher, self._trainer.state
-        self._sizes = None
-        self._read()
-        best = Run(self._folder).best_record if (self._folder / "config.toml").is_file() else {}
-        if best:
-            state.best_global_step, state.best_metric = best["step"], best["value"]
-            state.best_model_checkpoint = os.fspath(self._folder / f"checkpoint-{best['step']}")
-        in_order = launcher.status == 0 or (self._stopped and launcher.status == _INTERRUPTED)
-        if not in_order:
-            raise _failure(launcher, "`tandem train`") from (reason or (self._server and self._server.raised))
-        if reason is not None:
-            raise reason
-        losses = [record["loss"] for record in state.log_history if isinstance(record.get("loss"), (int, float))]
-        loss = sum(losses) / len(losses) if losses else math.nan
-        seconds = time.monotonic() - self._begin
-        metrics = {"train_runtime": round(seconds, 4), "train_loss": loss, "epoch": state.epoch}
-        metrics.update(_summary(launcher.printed))
-        state.log_history.append({**metrics, "step": state.global_step})
-        self._callbacks.tell("on_train_end")
-        return TrainOutput(state.global_step, loss, metrics)
-
-
-def _summary(printed: List[str]) -> Mapping[str, Any]:
-    """The figures on the launcher's last line."""
-    try:
-        said = json.loads(printed[-1])
-    except (IndexError, ValueError):
-        return {}
-    return {key: said[key] for key in ("reward_first", "reward_last", "tokens_per_s", "report") if key in said}
-
-
-def _in_python(text: str) -> str:
-    """The launcher's way out, as a call of this class."""
-    text = text.replace("add --resume_from_checkpoint latest", "call train(resume_from_checkpoint=True)")
-    return text.replace(
-        "tandem train with the same options and --resume_from_checkpoint latest", "train(resume_from_checkpoint=True)"
-    )
