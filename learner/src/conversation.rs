@@ -62,6 +62,15 @@ impl Conversations {
         }
     }
 
+    /// Role and words of a message that the chat template has passed over. Words of the assistant do not count, because
+    /// templates leave out thoughts.
+    #[must_use]
+    pub fn lost(&self, messages: &[Value], rendered: &str) -> Option<String> {
+        let message = &messages[self.template.as_ref()?.lost(messages, rendered)?];
+        let text: String = shared_chat::text_of(&message["content"]).unwrap_or_default().chars().take(SHOWN).collect();
+        Some(format!("of role `{}`: {text:?}", message["role"].as_str().unwrap_or_default()))
+    }
+
     fn render(&self, messages: &[Value], opens: bool, variables: &Values) -> Result<String, String> {
         let template = self.template.as_ref().ok_or(
             "the model has no chat template for messages; add chat_template.jinja to the model directory, or write \
@@ -73,15 +82,6 @@ impl Conversations {
 
 /// Characters that are shown of a lost message.
 const SHOWN: usize = 60;
-
-/// Role and words of a message that the chat template has passed over. Messages of the assistant do not count, because
-/// templates leave out thoughts.
-#[must_use]
-pub fn lost(messages: &[Value], rendered: &str) -> Option<String> {
-    let message = &messages[shared_chat::lost(messages, rendered)?];
-    let text: String = shared_chat::text_of(&message["content"]).unwrap_or_default().chars().take(SHOWN).collect();
-    Some(format!("of role `{}`: {text:?}", message["role"].as_str().unwrap_or_default()))
-}
 
 /// A column as a text or messages; absent if the row does not have it.
 ///

@@ -59,8 +59,19 @@ impl Step {
 }
 
 /// What a list leaves out of a completion: its group has it, or only an opened completion shows it.
-const LEFT_OUT: [&str; 10] =
-    ["step", "group", "position", "prompt_id", "prompt", "columns", "messages", "branch_messages", "owners", "opening"];
+const LEFT_OUT: [&str; 11] = [
+    "step",
+    "group",
+    "position",
+    "prompt_id",
+    "prompt",
+    "shared_prompt_ids",
+    "columns",
+    "messages",
+    "branch_messages",
+    "owners",
+    "opening",
+];
 
 /// The completions of a step, long texts cut; none where the run does not keep them.
 ///

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail, ensure};
 use shared::{
+    Dtype,
     config::{JsonTable, LrSchedulerType, TrainConfig},
+    files::atomic,
     metrics::Figure,
     run::memory_plan::Workload,
 };
@@ -13,7 +15,7 @@ use super::{ComputeArgs, TrainingArgs, above_zero, below_one, check_output, load
 use crate::{
     optimizer::AdamWOptions,
     schedule::Schedule,
-    sft::{Encoder, Options, train},
+    sft::{Encoder, Options, train, updates_of_epoch},
 };
 
 /// Flags of `learner sft`.
@@ -29,10 +31,10 @@ pub struct Args {
     /// Model directory to write; it must be new or empty.
     #[arg(long)]
     pub output: PathBuf,
-    /// Passes over the data; --max-steps wins.
+    /// Passes over the data. The last update of each has the rows that are left. --max-steps wins.
     #[arg(long, default_value_t = 1.0)]
     pub epochs: f64,
-    /// Optimiser updates.
+    /// Optimiser updates, each of --batch-size rows: passes follow each other without a border.
     #[arg(long)]
     pub max_steps: Option<u64>,
     /// Rows per update.
@@ -100,18 +102,21 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(is_share_or_whole, "--warmup-steps must be a whole number, or below 1 as a share of all updates");
     let device = args.compute.open()?;
     let (model, policy) = load_or_initialise(&args.model, args.init_seed, args.training.load_options(device))?;
+    let bytes = model.config().parameter_count() * Dtype::Fp32.size() as u64;
+    atomic::require_space(&args.output, bytes).context("--output")?;
     let examples = Encoder::new(&model, !args.no_append_eos)?.read(&args.data)?;
-    let steps = args
-        .max_steps
-        .unwrap_or_else(|| ((args.epochs * examples.len() as f64 / f64::from(args.batch_size)).ceil() as u64).max(1));
+    let batch_size = args.batch_size as usize;
+    let of_epoch = updates_of_epoch(examples.len(), batch_size);
+    let steps = args.max_steps.unwrap_or_else(|| ((args.epochs * of_epoch as f64).ceil() as u64).max(1));
     let warmup_steps =
         if args.warmup_steps < 1.0 { (args.warmup_steps * steps as f64).ceil() } else { args.warmup_steps };
     let scheduled = TrainConfig { warmup_steps: warmup_steps as u64, ..scheduled };
     let longest = examples.iter().map(|e| e.prompt.len() + e.completion.len()).max().unwrap_or(1);
-    let work = Workload::apart(longest, args.batch_size as usize);
+    let work = Workload::apart(longest, batch_size);
     let options = Options {
         steps,
-        batch_size: args.batch_size as usize,
+        batch_size,
+        by_epochs: args.max_steps.is_none(),
         micro_batch_tokens: args.compute.budget(&args.training.sizes(model.config()), &work)? as usize,
         schedule: Schedule::from_config(&scheduled, steps),
         optimizer: AdamWOptions {
@@ -122,7 +127,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         },
         seed: args.seed,
     };
-    tracing::info!("{} rows, {steps} updates of {} rows", examples.len(), args.batch_size);
+    let at_most = if options.by_epochs { "at most " } else { "" };
+    tracing::info!("{} rows, {steps} updates of {at_most}{batch_size} rows", examples.len());
     let summary = train(&policy, &examples, &options, &mut |progress| {
         tracing::info!(
             "step {}/{steps}: loss {:.4}, grad norm {:.3}, {:.1} s",

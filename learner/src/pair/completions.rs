@@ -56,6 +56,10 @@ struct Conversation<'a> {
     /// The first words of the environment, which the last user message of the prompt ends with.
     #[serde(skip_serializing_if = "Option::is_none")]
     opening: Option<&'a str>,
+    /// With an agent, the ids that all prompts of the group begin with; an agent may ask with a prompt of its own. The
+    /// tokens of each path stand behind these.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shared_prompt_ids: Option<&'a [u32]>,
     /// Runs of tokens, each with its owner: `["sampled", 12]`, `["given", 7]`.
     owners: Vec<(&'static str, usize)>,
     turns: usize,
@@ -80,7 +84,7 @@ struct Conversation<'a> {
 }
 
 impl<'a> Conversation<'a> {
-    fn of(exchange: &'a Exchange, episode: &Episode) -> Self {
+    fn of(exchange: &'a Exchange, episode: &Episode, prompt_ids: &'a [u32]) -> Self {
         let owner = |segment: Segment<'_>| match segment {
             Segment::Sampled { ids, .. } => ("sampled", ids.len()),
             Segment::Given { ids, .. } => ("given", ids.len()),
@@ -103,6 +107,7 @@ impl<'a> Conversation<'a> {
             branch_messages: branches.into_iter().flatten().map(Vec::len).collect(),
             messages: conversations.into_iter().flatten().collect(),
             opening: exchange.opening.as_deref(),
+            shared_prompt_ids: exchange.overridden.is_some().then_some(prompt_ids),
             owners,
             turns: episode.turns(),
             branches: episode.paths().count() - 1,
@@ -164,13 +169,15 @@ struct GroupContext<'a> {
     step: u64,
     known: &'a LedgerGroup,
     prompt: &'a str,
+    prompt_ids: &'a [u32],
     rewards: &'a [(String, f64)],
     notes: &'a Notes,
 }
 
 impl<'a> GroupContext<'a> {
     fn of(step: u64, known: &'a LedgerGroup, group: &'a Group) -> Self {
-        Self { step, known, prompt: &group.prompt_text, rewards: &group.reward_names, notes: &group.notes }
+        let (prompt, prompt_ids) = (group.prompt_text.as_str(), group.prompt_ids.as_slice());
+        Self { step, known, prompt, prompt_ids, rewards: &group.reward_names, notes: &group.notes }
     }
 
     fn record(
@@ -200,7 +207,7 @@ impl<'a> GroupContext<'a> {
             tokens: completion.episode.sampled(),
             given_tokens: completion.episode.given(),
             conversation: (completion.exchange.as_deref())
-                .map(|exchange| Conversation::of(exchange, &completion.episode)),
+                .map(|exchange| Conversation::of(exchange, &completion.episode, self.prompt_ids)),
             columns: values(self.notes.columns.iter().map(|(name, note)| (name.as_str(), note))),
             // A whole group has all of its completions, in order.
             extra: values(self.notes.logged.extra_of(completion.sample as usize)),
@@ -224,4 +231,24 @@ fn mean(values: &[f64]) -> Option<f64> {
     let first = *values.first()?;
     let equal = values.iter().all(|&value| value == first);
     Some(if equal { first } else { values.iter().sum::<f64>() / values.len() as f64 })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use shared::generation::testing;
+
+    use super::*;
+
+    #[test]
+    fn what_all_prompts_of_an_agent_begin_with_is_recorded_and_of_tools_the_row_has_it() {
+        let episode = testing::completion(0, vec![5, 6]).episode;
+        let recorded = |overridden: Option<u32>| {
+            let exchange = Exchange { overridden, ..Exchange::new(&[], EpisodeEnd::Stop) };
+            let record = serde_json::to_value(Conversation::of(&exchange, &episode, &[1, 2])).unwrap();
+            record.get("shared_prompt_ids").cloned()
+        };
+        assert_eq!(recorded(Some(0)), Some(json!([1, 2])));
+        assert_eq!(recorded(None), None);
+    }
 }

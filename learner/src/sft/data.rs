@@ -175,7 +175,7 @@ impl Encoder {
     fn messages(&self, prompt: &[Value], completion: &[Value], variables: &Values) -> Result<Rendered, String> {
         let all = [prompt, completion].concat();
         let (prompt, completion) = self.conversations.prompt_and_completion(prompt, completion, variables)?;
-        let lost = conversation::lost(&all, &format!("{prompt}{completion}"));
+        let lost = self.conversations.lost(&all, &format!("{prompt}{completion}"));
         let (prompt, completion) = self.text.joined(prompt, completion, "completion", false)?;
         Ok((Example { prompt, completion }, lost))
     }
@@ -183,7 +183,7 @@ impl Encoder {
     /// An example that trains on all tokens of a conversation but the first.
     fn conversation(&self, messages: &[Value], variables: &Values) -> Result<Rendered, String> {
         let text = self.conversations.text(messages, variables)?;
-        let lost = conversation::lost(messages, &text);
+        let lost = self.conversations.lost(messages, &text);
         let mut prompt = self.text.ids(None, Some(text), "messages", false)?;
         let completion = prompt.split_off(prompt.len().min(1));
         Ok((Example { prompt, completion }, lost))

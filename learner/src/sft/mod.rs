@@ -31,6 +31,9 @@ pub struct Options {
     pub steps: u64,
     /// Rows per update.
     pub batch_size: usize,
+    /// Whether no update reaches over the end of an epoch, so that the last one of each may have fewer rows, as in
+    /// TRL's `SFTTrainer`. Otherwise epochs follow each other without a border, and every update is full.
+    pub by_epochs: bool,
     /// Most positions of one forward pass; never changes a gradient.
     pub micro_batch_tokens: usize,
     /// Learning rate over the updates.
@@ -84,11 +87,24 @@ pub fn train(
     })
 }
 
+/// Updates of an epoch, none of which reaches over its end.
+#[must_use]
+pub fn updates_of_epoch(rows: usize, batch_size: usize) -> usize {
+    rows.div_ceil(batch_size)
+}
+
 /// Rows of an update: consecutive places of an endless sequence of shuffled epochs.
 fn rows_of(step: u64, rows: usize, options: &Options) -> Vec<usize> {
-    let first = step as usize * options.batch_size;
+    let (step, size) = (step as usize, options.batch_size);
+    let places = if options.by_epochs {
+        let updates = updates_of_epoch(rows, size);
+        let (begin, first) = (step / updates * rows, step % updates * size);
+        begin + first..begin + (first + size).min(rows)
+    } else {
+        step * size..(step + 1) * size
+    };
     let mut order = (usize::MAX, Vec::new());
-    (first..first + options.batch_size)
+    places
         .map(|position| {
             let epoch = position / rows;
             if order.0 != epoch {
@@ -132,6 +148,7 @@ mod tests {
         let options = Options {
             steps: 5,
             batch_size: 4,
+            by_epochs: false,
             micro_batch_tokens: 1,
             schedule,
             optimizer: AdamWOptions::default(),
@@ -143,5 +160,18 @@ mod tests {
             epoch.sort_unstable();
             assert_eq!(*epoch, (0..10).collect::<Vec<_>>());
         }
+        let by_epochs = Options { by_epochs: true, ..options };
+        let updates: Vec<Vec<usize>> = (0..6).map(|step| rows_of(step, 10, &by_epochs)).collect();
+        assert_eq!(updates.iter().map(Vec::len).collect::<Vec<_>>(), [4, 4, 2, 4, 4, 2]);
+        assert_eq!(
+            updates[..3].concat(),
+            (0..10).map(|at| rows_of(at / 4, 10, &options)[at as usize % 4]).collect::<Vec<_>>()
+        );
+        for epoch in updates.chunks(3) {
+            let mut rows = epoch.concat();
+            rows.sort_unstable();
+            assert_eq!(rows, (0..10).collect::<Vec<_>>());
+        }
+        assert_eq!(rows_of(7, 1, &Options { batch_size: 32, ..by_epochs }), [0], "one row is one update");
     }
 }

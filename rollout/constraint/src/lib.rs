@@ -8,6 +8,7 @@
 //! The model chooses how a text is cut into tokens: every token may come whose bytes go on with a text of the grammar.
 
 mod completion;
+mod keywords;
 mod limits;
 mod reason;
 #[cfg(test)]
@@ -106,6 +107,9 @@ impl Compile for OfCommandLine {
 /// A grammar in the library's form.
 fn top_level(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
     limits::check(grammar)?;
+    if let Grammar::Json { schema, .. } = grammar {
+        keywords::check(schema)?;
+    }
     Ok(match grammar {
         Grammar::Regex(regex) => TopLevelGrammar::from_regex(regex),
         Grammar::Json { schema, compact } => TopLevelGrammar::from_json_schema(with_options(schema.clone(), *compact)?),

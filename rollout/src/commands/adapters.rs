@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context, ensure};
 use exporters::{Adapter, Checkpoint, ExportError};
-use shared::{ModelDir, model::model_dir::ADAPTER_CONFIG_FILE};
+use shared::{Architecture, ModelDir, model::model_dir::ADAPTER_CONFIG_FILE};
 use shared_hub::locate_model;
 
 use super::model::NamedModel;
@@ -44,7 +44,22 @@ impl Base {
         let (adapter, base) = (Adapter::open(&folder, model.config().parameters())?, self.folder.display());
         let is_for = adapter.is_for(|| self.blake3());
         ensure!(is_for?, "{} is an adapter for other weights than those in {base}", folder.display());
+        self.compare(&folder, &adapter.config().base_model_name_or_path, model.config().architecture)?;
         Ok(adapter)
+    }
+
+    /// Compares this base with the one that an adapter names, where that is a folder here: adapters of PEFT say nothing
+    /// of its weights.
+    fn compare(&self, adapter: &Path, named: &str, architecture: Architecture) -> anyhow::Result<()> {
+        let is_this = || Some(Path::new(named).canonicalize().ok()? == self.folder.canonicalize().ok()?);
+        let Some(other) = ModelDir::open(named).ok().filter(|_| is_this() == Some(false)) else { return Ok(()) };
+        let (adapter, base) = (adapter.display(), self.folder.display());
+        ensure!(
+            other.config().architecture == architecture,
+            "{adapter} is an adapter for {named}, a model of another architecture than that in {base}"
+        );
+        shared::tell!("warning: {adapter} names {named} as its base, and goes onto {base}");
+        Ok(())
     }
 
     fn blake3(&self) -> Result<String, ExportError> {

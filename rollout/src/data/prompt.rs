@@ -153,7 +153,8 @@ fn tokenise(
                 .unwrap_or_default();
             oddities.rendered = true;
             oddities.note_variables(&messages, &shared_data::template_variables(columns)?);
-            let lost = chat::lost(&messages, &text).map(|at| &messages[at]);
+            let lost = tokenizer.template().and_then(|template| template.lost(&messages, &text));
+            let lost = lost.map(|at| &messages[at]);
             oddities.lost =
                 lost.map(|message| (role(message), text_of(&message["content"]).unwrap_or_default().into()));
             Ok(Rendered { prefill: prefill.to_owned(), text, ids })

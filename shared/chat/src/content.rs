@@ -93,8 +93,7 @@ pub fn went_through(messages: &[Value], rendered: &str) -> bool {
 /// The last message whose words are not in a rendered prompt. Messages of the assistant do not count: templates leave
 /// out its reasoning. Only letters and digits are compared, without their case, since templates strip, indent and
 /// escape.
-#[must_use]
-pub fn lost(messages: &[Value], rendered: &str) -> Option<usize> {
+pub(crate) fn lost(messages: &[Value], rendered: &str) -> Option<usize> {
     let whole = words(rendered);
     let is_lost = |message: &Value| {
         if message["role"] == "assistant" {

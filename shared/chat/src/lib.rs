@@ -13,10 +13,10 @@ pub mod turn;
 
 use std::{
     borrow::Cow,
-    collections::BTreeSet,
+    collections::{BTreeSet, HashMap},
     io,
     sync::{
-        Arc, OnceLock,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
         mpsc::{self, RecvTimeoutError},
     },
@@ -30,12 +30,12 @@ use minijinja::{
     value::{Kwargs, Serde},
 };
 use serde::Serialize;
-use serde_json::{Map, Value, ser};
+use serde_json::{Map, Value, json, ser};
 use shared_bounds::{OneLine, guarded};
 use time::OffsetDateTime;
 
 use calls::ToolSupport;
-pub use content::{lost, text_of};
+pub use content::text_of;
 pub use model::OpenError;
 
 /// A chat template that does not compile, or messages it cannot render.
@@ -92,6 +92,12 @@ const NAME: &str = "chat";
 const TOOL_USE: &str = "tool_use";
 /// Variables that every template is given, and functions that it may call.
 const GIVEN: [&str; 4] = ["messages", "add_generation_prompt", "raise_exception", "strftime_now"];
+/// Roles that chat templates write.
+const USUAL_ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
+/// A word that stands nowhere else.
+const TRIAL: &str = "words_c2e8a5d1";
+/// Most roles that are remembered: clients of an endpoint choose them.
+const MOST_ROLES: usize = 64;
 /// Marks the end of the message to be continued while the template renders it (transformers does the same).
 const CONTINUE: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
@@ -107,6 +113,8 @@ pub struct ChatTemplate {
     steps: AtomicU64,
     /// What it does with tools, once somebody has asked.
     tool_support: OnceLock<ToolSupport>,
+    /// Whether it writes messages of a role, of those that were tried.
+    roles: Mutex<HashMap<String, bool>>,
 }
 
 impl ChatTemplate {
@@ -139,6 +147,7 @@ impl ChatTemplate {
             has_tool_use: false,
             steps: AtomicU64::new(0),
             tool_support: OnceLock::new(),
+            roles: Mutex::default(),
         };
         template.add(NAME, source)?;
         Ok(template)
@@ -208,6 +217,36 @@ impl ChatTemplate {
     #[must_use]
     pub fn tool_support(&self) -> ToolSupport {
         *self.tool_support.get_or_init(|| ToolSupport::of(self))
+    }
+
+    /// The last message that is not in a rendered prompt: its words are not there, or the template passes over its
+    /// role, so that equal words elsewhere are not its own. Words of the assistant do not count.
+    #[must_use]
+    pub fn lost(&self, messages: &[Value], rendered: &str) -> Option<usize> {
+        let has_unknown_role = |message: &Value| message["role"].as_str().is_some_and(|role| !self.writes_role(role));
+        messages.iter().rposition(has_unknown_role).max(content::lost(messages, rendered))
+    }
+
+    /// Whether the template writes messages of a role. Each role but the usual ones is tried once. A template that
+    /// refuses the trial says itself which messages it does not take.
+    fn writes_role(&self, role: &str) -> bool {
+        if USUAL_ROLES.contains(&role) {
+            return true;
+        }
+        if let Some(known) = self.roles().get(role) {
+            return *known;
+        }
+        let trial = [json!({"role": "user", "content": "hi"}), json!({"role": role, "content": TRIAL})];
+        let is_written = self.render(&trial, true, &Map::new()).map_or(true, |text| text.contains(TRIAL));
+        let mut roles = self.roles();
+        if roles.len() < MOST_ROLES {
+            roles.insert(role.to_owned(), is_written);
+        }
+        is_written
+    }
+
+    fn roles(&self) -> MutexGuard<'_, HashMap<String, bool>> {
+        self.roles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads the source of the template for messages with tools.

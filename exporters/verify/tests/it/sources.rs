@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use exporters::{Checkpoint, ExportOptions, export};
+use exporters::{Checkpoint, ExportOptions, export, fill_hf_as};
 use exporters_verify::{compare, huggingface, published, verify};
 use serde_json::json;
 use shared::{Dtype, ModelDir};
@@ -70,4 +70,26 @@ fn shards_and_a_copy_of_the_embedding_are_read_as_transformers_reads_them() {
     fs::copy(model.path().join("config.json"), shards.join("config.json")).unwrap();
     let distance = model.verify(huggingface::open(&shards, None).unwrap(), Some(0.0)).unwrap();
     assert_eq!((distance.largest, distance.same_greedy), (0.0, 1.0));
+}
+
+/// The model adds 1 to the weights of its norms, and half a unit in the last place is that of a weight as it is stored.
+#[test]
+fn weights_of_norms_are_rounded_as_they_are_stored() {
+    let model = TestModel::new("gemma3_text", &json!({}));
+    let lower = |name: &str, mut values: Vec<f32>| {
+        if name.ends_with("norm.weight") {
+            values.iter_mut().for_each(|value| *value -= 1.3);
+        }
+        values
+    };
+    let folder = model.write_hf(Dtype::Fp32, lower);
+    let source = ModelDir::open(&folder).unwrap();
+    let checkpoint = Checkpoint::open(&source).unwrap();
+    for dtype in [Dtype::Fp16, Dtype::Bf16] {
+        let rounded = tempfile::tempdir().unwrap();
+        fill_hf_as(&source, rounded.path(), dtype, &mut |name| Ok(checkpoint.read_f32(name)?.into())).unwrap();
+        let [mut source, mut export] =
+            [folder.as_path(), rounded.path()].map(|dir| huggingface::open(dir, None).unwrap());
+        verify(&mut source, &mut export, &rows(), None).unwrap();
+    }
 }

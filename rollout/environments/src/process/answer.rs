@@ -12,6 +12,9 @@ use crate::{
 /// Longest piece of a line that is quoted.
 const QUOTED: usize = 80;
 
+/// The reason of an `error` that is empty.
+const NO_REASON: &str = "it failed, and gave no reason (its `error` is empty)";
+
 /// The version of the protocol that this program speaks.
 pub const PROTOCOL: u64 = 1;
 
@@ -53,7 +56,8 @@ pub struct Wrong {
 impl Wrong {
     fn of(line: &Value) -> Option<Self> {
         let text = |key: &str| line[key].as_str().map(str::to_owned);
-        Some(Self { reason: text("error")?, traceback: text("traceback") })
+        let reason = text("error").map(|given| if given.trim().is_empty() { NO_REASON.to_owned() } else { given })?;
+        Some(Self { reason, traceback: text("traceback") })
     }
 
     fn quoting(what: &str, line: &str) -> Self {
@@ -252,8 +256,8 @@ pub fn step(fields: &Value, calls: &[ToolCall]) -> Result<Step, Unusable> {
     if replies.len() != calls.len() {
         return Err(Unusable::Broken(format!("answered {} replies to {} calls", replies.len(), calls.len())));
     }
-    let replies = replies.iter().zip(calls).map(|(value, call)| reply(value, call)).collect::<Option<Vec<_>>>();
-    let replies = replies.ok_or("a reply needs `content`, a text or content blocks with texts")?;
+    let replies = replies.iter().zip(calls).map(|(value, call)| reply(value, call));
+    let replies = replies.collect::<Result<Vec<_>, _>>()?;
     let size = replies.iter().map(|reply| text_bytes(&reply.content)).sum();
     if size > MAX_TURN {
         return Err(too_long("the replies of a turn", size, MAX_TURN));
@@ -263,13 +267,22 @@ pub fn step(fields: &Value, calls: &[ToolCall]) -> Result<Step, Unusable> {
 }
 
 /// A reply to a call. Its name is that of the call, unless it says another.
-fn reply(value: &Value, call: &ToolCall) -> Option<Reply> {
-    let content = value.get("content")?.clone();
+fn reply(value: &Value, call: &ToolCall) -> Result<Reply, Unusable> {
     let is_block = |part: &Value| part["type"] == "text" && part["text"].is_string();
+    let wrong = |key: &str, why: &str| {
+        let found = quoted(&value[key]);
+        Unusable::Broken(format!("the `{key}` of a reply is {found}, {why}"))
+    };
+    let content = value.get("content").ok_or("a reply needs `content`, a text or content blocks with texts")?.clone();
     let fits = content.is_string() || content.as_array().is_some_and(|parts| parts.iter().all(is_block));
-    let name = value.get("name").map_or(Some(call.name.as_str()), Value::as_str)?.to_owned();
-    let failed = value.get("failed").map_or(Some(false), Value::as_bool)?;
-    fits.then_some(Reply { name, content, failed })
+    if !fits {
+        return Err(wrong("content", "no text and no content blocks with texts"));
+    }
+    let name = value.get("name").map_or(Some(call.name.as_str()), Value::as_str);
+    let name = name.ok_or_else(|| wrong("name", "no text"))?.to_owned();
+    let failed = value.get("failed").map_or(Some(false), Value::as_bool);
+    let failed = failed.ok_or_else(|| wrong("failed", "neither true nor false"))?;
+    Ok(Reply { name, content, failed })
 }
 
 fn text_bytes(content: &Value) -> usize {
@@ -355,6 +368,29 @@ mod tests {
         ] {
             assert!(matches!(step(&replies, &[call("a")]), Err(Unusable::Broken(_))), "{replies}");
         }
+    }
+
+    #[test]
+    fn a_failure_names_the_field_of_a_reply_that_is_wrong() {
+        for (reply, words) in [
+            (json!({"content": "b", "failed": "no"}), r#"the `failed` of a reply is "no", neither true nor false"#),
+            (json!({"content": "b", "name": 5}), "the `name` of a reply is 5, no text"),
+            (json!({"content": 5}), "the `content` of a reply is 5, no text and no content blocks with texts"),
+            (json!({"name": "a"}), "a reply needs `content`, a text or content blocks with texts"),
+            (json!("b"), "a reply needs `content`, a text or content blocks with texts"),
+        ] {
+            let wrong = step(&json!({"replies": [reply]}), &[call("a")]);
+            assert_eq!(wrong, Err(Unusable::Broken(words.to_owned())), "{reply}");
+        }
+    }
+
+    #[test]
+    fn an_error_without_a_reason_says_so() {
+        for line in [r#"{"id": 4, "error": ""}"#, r#"{"id": 4, "error": " \n", "traceback": "a"}"#] {
+            let failure = read(line, 1.0).unwrap().fields.unwrap_err().of("e.py:E");
+            assert_eq!((failure.kind(), failure.to_string()), ("broken", format!("e.py:E: {NO_REASON}")), "{line}");
+        }
+        assert_eq!(greeting(r#"{"error": ""}"#).unwrap().unwrap_err().reason, NO_REASON);
     }
 
     #[test]

@@ -28,10 +28,11 @@ import threading
 
 PROTOCOL = 1
 
-# Bytes of a text that a function returns. Longer texts fit into no model.
+# Bytes of a text that a function returns. The reply of a tool is cut there, as hardly a model has room for more: the
+# conversation ends as one whose reply is too long, and is trained on. A policy must not leave the loss by long replies.
 MAX_TEXT = 1 << 20
 
-# Bytes of all replies of a turn.
+# Bytes of all replies of a turn, which are cut likewise.
 MAX_TURN = 2 * MAX_TEXT
 
 # Characters of an error, and of its traceback.
@@ -296,16 +297,17 @@ class Host:
             if isinstance(reply, BaseException):
                 raise reply
             replies[place] = reply
-        size = len(json.dumps(replies, ensure_ascii=False).encode())
-        if size > MAX_TURN:
-            raise TooLong(f"the replies of a turn have {size} bytes; at most {MAX_TURN} are passed on")
-        return {"replies": replies, "reward": None, "done": False}
+        return {"replies": within_turn(replies), "reward": None, "done": False}
 
     async def reply(self, function, call):
         """The reply to one call. What the function raises is a reply too."""
         name, arguments = call["name"], call.get("arguments")
+
+        def taken(value):
+            return content_of(value, f"`{name}`")
+
         try:
-            content = await self.call(function, {} if arguments is None else arguments, f"`{name}`", content_of)
+            content = await self.call(function, {} if arguments is None else arguments, f"`{name}`", taken)
         except (Late, Unusable, Refusal):
             raise
         except Exception as error:
@@ -455,26 +457,45 @@ def named(taken, what):
     return take
 
 
-def content_of(value):
+def content_of(value, what):
     """The content of a reply: a text, or a list of content blocks with texts."""
-    return blocks(value) if is_blocks(value) else bounded(str(value))
+    what = f"{what} returned a text"
+    if not is_blocks(value):
+        return cut(str(value), MAX_TEXT, what)
+    return [{"type": "text", "text": cut(text, MAX_TEXT, what)} for text in texts_of(value)]
+
+
+def within_turn(replies):
+    """The replies of a turn, cut where they are too long together."""
+    size = len(json.dumps(replies, ensure_ascii=False).encode(errors="replace"))
+    if size <= MAX_TURN:
+        return replies
+    print(f"the replies of a turn have {size} bytes; at most {MAX_TURN} are passed on", file=sys.stderr)
+    room = MAX_TURN
+    for reply in replies:
+        content = reply["content"]
+        text = content if isinstance(content, str) else "".join(texts_of(content))
+        reply["content"] = cut(text, room)
+        room -= len(reply["content"].encode())
+    return replies
 
 
 def is_blocks(value):
     return isinstance(value, list) and value and all(isinstance(part, dict) and "type" in part for part in value)
 
 
-def blocks(parts):
+def texts_of(parts):
+    """The texts of content blocks."""
     for part in parts:
         if part["type"] != "text" or not isinstance(part.get("text"), str):
             raise Unusable(f"returned a content block of type {part['type']!r}; only texts can be given to the model")
-    return [{"type": "text", "text": bounded(part["text"])} for part in parts]
+    return [part["text"] for part in parts]
 
 
 def opening(value):
     """The text of `reset` that is added to the last message; None if there is none."""
     if is_blocks(value):
-        value = "".join(part["text"] for part in blocks(value))
+        value = "".join(texts_of(value))
     if value is not None and not isinstance(value, str):
         raise Unusable(f"returned {shortened(value)}; it may return a text, or nothing")
     return value and bounded(value)
@@ -489,15 +510,24 @@ def number(value):
 
 def bounded(text):
     # A text may hold halves of characters, which UTF-8 does not have.
-    size = len(text.encode(errors="replace"))
-    if size > MAX_TEXT:
-        raise TooLong(f"returned a text of {size} bytes; at most {MAX_TEXT} are passed on")
-    return text.encode(errors="replace").decode()
+    data = text.encode(errors="replace")
+    if len(data) > MAX_TEXT:
+        raise TooLong(f"returned a text of {len(data)} bytes; at most {MAX_TEXT} are passed on")
+    return data.decode()
+
+
+def cut(text, most, what=None):
+    """A text of at most so many bytes, in whole characters. `what` is said of one that is longer."""
+    data = text.encode(errors="replace")
+    if len(data) > most and what is not None:
+        print(f"{what} of {len(data)} bytes; at most {most} are passed on", file=sys.stderr)
+    return data[:most].decode(errors="ignore")
 
 
 def refused(name, reason):
     """The reply to a call that failed, in TRL's words."""
-    return {"name": name, "content": bounded(str({"error": reason})), "failed": True}
+    content = cut(str({"error": reason}), MAX_TEXT, "a call that failed has a text")
+    return {"name": name, "content": content, "failed": True}
 
 
 def described_error(error):

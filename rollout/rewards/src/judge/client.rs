@@ -8,7 +8,7 @@ use std::{
 use serde_json::{Value, json};
 use ureq::{
     Agent,
-    http::header::{AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER, USER_AGENT},
+    http::header::{AUTHORIZATION, CONTENT_TYPE, LOCATION, RETRY_AFTER, USER_AGENT},
 };
 
 /// The name of this program, as servers read it.
@@ -46,6 +46,8 @@ enum Attempt {
     ForGood(String),
     /// Another one may help, after so much time where the server says it.
     Again(String, Option<Duration>),
+    /// The time is over.
+    Late,
 }
 
 /// A client of an endpoint.
@@ -85,19 +87,28 @@ impl Client {
     /// # Errors
     /// Why there is no answer.
     pub fn ask(&self, text: &str, deadline: Option<Instant>) -> Result<Answer, String> {
+        let way_out = if deadline.is_some() { ": raise `reward_timeout`" } else { "" };
         let deadline = deadline.unwrap_or_else(|| Instant::now() + PATIENCE);
         let (mut pause, mut attempt) = (PAUSE, 0);
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
+            let times = if attempt == 0 { String::new() } else { format!(", also at attempt {}", attempt + 1) };
             let (reason, wanted) = match self.attempt(text, left) {
                 Ok(answer) => return Ok(answer),
                 Err(Attempt::ForGood(reason)) => return Err(reason),
                 Err(Attempt::Again(reason, wanted)) => (reason, wanted),
+                Err(Attempt::Late) => return Err(format!("no answer from {} in time{times}{way_out}", self.url)),
             };
             let wait = wanted.unwrap_or(pause).min(LONGEST_PAUSE);
-            if attempt >= self.retries || Instant::now() + wait >= deadline {
-                let times = if attempt == 0 { String::new() } else { format!(", also at attempt {}", attempt + 1) };
+            if attempt >= self.retries {
                 return Err(format!("{reason}{times}"));
+            }
+            if Instant::now() + wait >= deadline {
+                let late = match wanted {
+                    Some(wanted) => format!("it asks for a pause of {} s, beyond the deadline", wanted.as_secs()),
+                    None => "there is no time for another attempt".to_owned(),
+                };
+                return Err(format!("{reason}{times}; {late}{way_out}"));
             }
             thread::sleep(wait);
             pause *= 2;
@@ -106,6 +117,9 @@ impl Client {
     }
 
     fn attempt(&self, text: &str, left: Duration) -> Result<Answer, Attempt> {
+        if left.is_zero() {
+            return Err(Attempt::Late);
+        }
         let content = json!({
             "model": self.model,
             "messages": [{"role": "user", "content": text}],
@@ -117,11 +131,23 @@ impl Client {
             request = request.header(AUTHORIZATION, format!("Bearer {key}"));
         }
         let sent = request.config().timeout_global(Some(left)).build().send(content.to_string().as_bytes());
-        let again = |error: ureq::Error| Attempt::Again(format!("no answer from {}: {error}", self.url), None);
-        let mut response = sent.map_err(again)?;
+        let lost = |error: ureq::Error| match error {
+            ureq::Error::Timeout(_) => Attempt::Late,
+            error => Attempt::Again(format!("no answer from {}: {error}", self.url), None),
+        };
+        let mut response = sent.map_err(lost)?;
         let status = response.status();
         let wanted = response.headers().get(RETRY_AFTER).and_then(|seconds| seconds.to_str().ok()?.parse().ok());
-        let body = response.body_mut().with_config().limit(LONGEST).read_to_string().map_err(again)?;
+        let address = response.headers().get(LOCATION).and_then(|address| address.to_str().ok().map(str::to_owned));
+        let body = response.body_mut().with_config().limit(LONGEST).read_to_string().map_err(lost)?;
+        if let Some(address) = address.filter(|_| status.is_redirection()) {
+            return Err(Attempt::ForGood(format!(
+                "{} answered {}: it has moved to {}; `judge_base_url` needs that address, without /chat/completions",
+                self.url,
+                status.as_u16(),
+                address.chars().take(QUOTED).collect::<String>()
+            )));
+        }
         if !status.is_success() {
             let said: Value = serde_json::from_str(&body).unwrap_or_default();
             let said = said["error"]["message"].as_str().unwrap_or(body.trim()).chars().take(QUOTED);

@@ -34,6 +34,14 @@ pub const NAME: &str = "judge";
 /// Answers that are remembered.
 const REMEMBERED: usize = 10_000;
 
+/// The number after the word. To its end, and with any minus: the start of `0,5`, `1e3` or `1-10` is another number.
+/// And with what makes it a part of another number: `1/2`, `50%`, `4 out of 5`. docs/rewards.md has it in a table, in
+/// which `|` and backticks have a meaning of their own.
+const PATTERN: &str = concat!(
+    r"(?i)\bscore\b\W*?([-−–]?[0-9]*\.?[0-9]+(?:[.,'_ex–−-][-+]?[0-9]+)*",
+    r"(?:[ *_(]*[/%] *[0-9]*)?(?:[ *_(]*(?:out )?of +[0-9]+)?)",
+);
+
 /// Characters of an answer that a message quotes.
 const QUOTED: usize = 120;
 
@@ -50,8 +58,7 @@ pub const ENTRY: &Entry = &Entry {
         Parameter { name: "rubric", default: None, about: "the file with the text that the model gets" },
         Parameter {
             name: "pattern",
-            // To the number's end, and with any minus: the start of `0,5`, `1e3` or `1-10` is another number.
-            default: Some(r"(?i)\bscore\b\W*?([-−–]?[0-9]*\.?[0-9]+(?:[.,'_ex–−-][-+]?[0-9]+)*)"),
+            default: Some(PATTERN),
             about: "regular expression whose last match has the score as its first group",
         },
         Parameter { name: "max_tokens", default: Some("1024"), about: "most tokens of an answer" },

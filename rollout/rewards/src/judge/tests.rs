@@ -120,7 +120,8 @@ fn a_score_is_the_whole_number_or_a_failure() {
     for (answer, score) in [
         ("Score: 8.", 8.0),
         ("Score: 7, for its brevity", 7.0),
-        ("score: 7/10", 7.0),
+        ("Score: 4 of course", 4.0),
+        ("Score: 8 (90% sure)", 8.0),
         ("Score: 1e1", 10.0),
         ("**Score**: -0.25\n", -0.25),
     ] {
@@ -134,11 +135,22 @@ fn a_score_is_the_whole_number_or_a_failure() {
         ("Score (0-10): 7", "`0-10`"),
         ("Score: −1", "`−1`"),
         ("Score: 0x10", "`0x10`"),
+        ("score: 7/10", "`7/10`"),
+        ("Score: 1/2", "`1/2`"),
+        ("**Score: 7** / 10", "`7** / 10`"),
+        ("Final score = 4/5 stars", "`4/5`"),
+        ("Score: 50%", "`50%`"),
+        ("Score: 50 %", "`50 %`"),
+        ("Score: 4 out of 5", "`4 out of 5`"),
+        ("Score: 3 of 4", "`3 of 4`"),
     ] {
         let outcome = scored(answer);
         assert!(reason(&outcome).contains(&format!("`pattern` finds {found} in the judge's answer")), "{outcome:?}");
     }
     assert!(reason(&scored("Score: none")).contains("finds no number"));
+    let (address, _requests) = endpoint(vec![(200, "", "Score: 7/10")]);
+    let (_folder, function) = judge(&address, r":pattern=(?i)score\W*([0-9.]+)/10");
+    assert_eq!(function.reward().score(&input(&["a"])), [RewardOutcome::Score(7.0)]);
 }
 
 #[test]
@@ -159,6 +171,40 @@ fn an_endpoint_that_says_nothing_is_given_up_at_the_deadline() {
     let input = RewardInput { deadline: Some(begun + Duration::from_millis(700)), ..input(&["a", "b"]) };
     let outcomes = function.reward().score(&input);
     assert!(outcomes.iter().all(RewardOutcome::has_failed) && begun.elapsed() < Duration::from_secs(10));
+    for outcome in &outcomes {
+        assert!(reason(outcome).ends_with("/v1/chat/completions in time: raise `reward_timeout`"), "{outcome:?}");
+    }
+}
+
+#[test]
+fn a_failure_says_that_the_deadline_left_no_time_for_another_attempt() {
+    let pause = "retry-after: 30\r\n";
+    let (address, _requests) = endpoint(vec![(429, pause, "slow down"), (429, pause, "slow down"), (503, "", "busy")]);
+    let failed = |more: &str, within: u64| {
+        let (_folder, function) = judge(&address, more);
+        let input = RewardInput { deadline: Some(Instant::now() + Duration::from_millis(within)), ..input(&["a"]) };
+        reason(&function.reward().score(&input)[0]).to_owned()
+    };
+    let late = "answered 429: slow down; it asks for a pause of 30 s, beyond the deadline: raise `reward_timeout`";
+    let long = failed("", 20_000);
+    assert!(long.ends_with(late), "{long}");
+    let last = failed(":retries=0", 20_000);
+    assert!(last.ends_with("answered 429: slow down"), "the deadline was not the cause: {last}");
+    let short = failed("", 400);
+    let late = "answered 503: busy; there is no time for another attempt: raise `reward_timeout`";
+    // On a busy machine, the answer itself may come too late.
+    assert!(short.ends_with(late) || short.ends_with("in time: raise `reward_timeout`"), "{short}");
+}
+
+#[test]
+fn an_endpoint_that_has_moved_is_named_with_its_new_address() {
+    let header = "location: https://judge.example/v2/chat/completions\r\n";
+    let (address, requests) = endpoint(vec![(308, header, "moved")]);
+    let (_folder, function) = judge(&address, "");
+    let outcomes = function.reward().score(&input(&["a"]));
+    let words = "answered 308: it has moved to https://judge.example/v2/chat/completions; `judge_base_url` needs that";
+    assert!(reason(&outcomes[0]).contains(words), "{outcomes:?}");
+    assert_eq!(requests.try_iter().count(), 1, "it is not followed");
 }
 
 #[test]

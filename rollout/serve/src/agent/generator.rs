@@ -22,11 +22,8 @@ use rollout::{
 use shared::{EpisodeEnd, Exchange, FinishReason, PolicyVersion, RewardOutcome};
 use tokio::sync::Notify;
 
-use super::{Outcome, Place, Said, Sample, Samples, Starter, path::Path};
+use super::{Outcome, Place, Said, Sample, Samples, Starter, path::Path, verdict::judged};
 use crate::desk::{Desk, Serve};
-
-/// Characters of an agent's last line that a message shows.
-const SHOWN: usize = 80;
 
 /// A generator inside a run has no adapters beside the policy.
 impl Serve for dyn PairGenerator {
@@ -271,36 +268,6 @@ fn end_of(conversations: &[Conversation]) -> EpisodeEnd {
     ends.find(|end| *end != EpisodeEnd::Stop).unwrap_or(EpisodeEnd::Stop)
 }
 
-/// The reward of an agent: one that it has given itself, a number on its last line, or 1 for its success.
-fn judged(given: Option<f64>, outcome: Outcome) -> Result<f64, (EpisodeEnd, String)> {
-    match (given, outcome) {
-        (_, Outcome::Late(reason)) => Err((EpisodeEnd::Deadline, reason)),
-        (Some(reward), _) => Ok(reward),
-        (None, Outcome::Rewarded(reward)) => Ok(reward),
-        (None, Outcome::Failed(reason)) => Err((EpisodeEnd::EnvironmentFailed, reason)),
-        (None, Outcome::Done(line)) => match line.parse::<f64>() {
-            Ok(reward) if reward.is_finite() => Ok(reward),
-            Err(_) if !begins_like_a_number(&line) => Ok(1.0),
-            _ => Err((EpisodeEnd::EnvironmentFailed, no_reward(&line))),
-        },
-    }
-}
-
-/// Whether somebody may have meant a line for a number: `0,5`, `50%`, `1/2`.
-fn begins_like_a_number(line: &str) -> bool {
-    // The last of them is the minus of typography.
-    let digits = line.strip_prefix(['+', '-', '\u{2212}']).unwrap_or(line);
-    digits.strip_prefix(['.', ',']).unwrap_or(digits).starts_with(char::is_numeric)
-}
-
-fn no_reward(line: &str) -> String {
-    let quoted: String = line.chars().take(SHOWN).collect();
-    format!(
-        "the agent's last line begins like a number and is no finite one: `{quoted}`; let it print the reward alone, \
-         as in 0.5, or send it to `POST /reward`, or end with a line of words for the reward 1"
-    )
-}
-
 impl Generate for Agents {
     fn version(&self) -> PolicyVersion {
         self.inner.version()
@@ -427,40 +394,5 @@ mod tests {
         let mut of_group = None;
         let alike = [None, Some(7), None, Some(8), Some(7)].map(|own| begins_alike(&mut of_group, own));
         assert_eq!((alike, of_group), ([true, true, true, false, true], Some(7)));
-    }
-
-    #[test]
-    fn a_reward_is_posted_or_printed_or_the_success_and_a_failure_is_none() {
-        let done = |line: &str| Outcome::Done(line.into());
-        assert_eq!(judged(Some(0.25), done("7")), Ok(0.25));
-        assert_eq!(judged(None, done("-0.5")), Ok(-0.5));
-        assert_eq!(judged(None, done("all is well")), Ok(1.0));
-        assert_eq!(judged(None, done("")), Ok(1.0));
-        assert_eq!(judged(None, Outcome::Rewarded(0.5)), Ok(0.5));
-        assert_eq!(judged(Some(0.25), Outcome::Failed("crash".into())), Ok(0.25));
-        let end = |given, outcome| judged(given, outcome).unwrap_err().0;
-        assert_eq!(end(None, done("nan")), EpisodeEnd::EnvironmentFailed);
-        assert_eq!(end(None, Outcome::Failed("crash".into())), EpisodeEnd::EnvironmentFailed);
-        assert_eq!(end(Some(1.0), Outcome::Late("late".into())), EpisodeEnd::Deadline);
-    }
-
-    #[test]
-    fn a_last_line_that_was_meant_for_a_number_is_a_failure_that_names_it() {
-        let reward = |line: &str| judged(None, Outcome::Done(line.into()));
-        let commas = ["0,5", "+1,5", ",5"];
-        let others = ["1e", "0.5/1", "50%", "50 %", "NaN", "-inf", "1e999", "-0.5.", ".5x", "\u{2212}0.5", "½"];
-        for line in commas.into_iter().chain(others).chain(["3 of 4 tests passed"]) {
-            let (end, reason) = reward(line).unwrap_err();
-            assert_eq!(end, EpisodeEnd::EnvironmentFailed, "{line}");
-            assert!(reason.contains(&format!("`{line}`; let it print the reward alone, as in 0.5")), "{reason}");
-        }
-        let long = "1ä".repeat(SHOWN);
-        assert!(reward(&long).unwrap_err().1.contains(&format!("`{}`;", "1ä".repeat(SHOWN / 2))));
-        for (line, score) in [("0.5", 0.5), ("+.5", 0.5), ("-1e-3", -1e-3), ("5.", 5.0)] {
-            assert_eq!(reward(line), Ok(score), "{line}");
-        }
-        for line in ["all 4 tests passed", "-- done --", "...", "- 1 is none", "{\"reward\": 0.5}", "nanny", "inf."] {
-            assert_eq!(reward(line), Ok(1.0), "{line}");
-        }
     }
 }

@@ -11,6 +11,7 @@ mod messages;
 mod path;
 mod program;
 mod samples;
+mod verdict;
 mod verifiers;
 
 pub use generator::{Agents, Server};

@@ -192,7 +192,8 @@ fn render(messages: &mut [Value], variables: &Map<String, Value>, tokenizer: &To
     let rendered = |messages: &[Value]| {
         let text = tokenizer.render(messages, variables).map_err(|error| error.to_string())?;
         // Templates may write replies of tools in a form of their own.
-        let lost = shared_chat::lost(messages, &text).filter(|&index| messages[index]["role"] != "tool");
+        let lost = tokenizer.template().and_then(|template| template.lost(messages, &text));
+        let lost = lost.filter(|&index| messages[index]["role"] != "tool");
         let Some(index) = lost else { return Ok(text) };
         let role = &messages[index]["role"];
         Err(format!("the model's chat template leaves out the words of `messages[{index}]`, whose role is {role}"))

@@ -218,6 +218,10 @@ fn a_message_that_the_template_leaves_out_is_refused_and_one_of_the_developer_is
     assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some("messages")));
     let words = "the model's chat template leaves out the words of `messages[0]`, whose role is \"narrator\"";
     assert_eq!(error.message, words);
+    // Words that stand elsewhere are not those of the message.
+    let body = json!({ "messages": [{ "role": "user", "content": "hi" }, { "role": "User", "content": "hi" }] });
+    let read = Chat::read(body.to_string().as_bytes(), &models(), &tokenizer, Some(MAX_MODEL_LEN));
+    assert!(read.map(drop).unwrap_err().message.contains("`messages[1]`, whose role is \"User\""));
     // A template that knows the role gets it.
     let body = json!({ "messages": [{ "role": "developer", "content": "be" }] });
     let read = Chat::read(body.to_string().as_bytes(), &models(), &crate::testing::tokenizer(), Some(MAX_MODEL_LEN));

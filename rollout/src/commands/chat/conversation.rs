@@ -71,6 +71,7 @@ impl Conversation {
     pub fn loses_system(&self) -> bool {
         let Some(system) = &self.system else { return false };
         let messages = [message("system", system), message("user", "?")];
-        self.render(&messages).is_ok_and(|text| shared_chat::lost(&messages, &text) == Some(0))
+        let Some(template) = self.tokenizer.template() else { return false };
+        self.render(&messages).is_ok_and(|text| template.lost(&messages, &text) == Some(0))
     }
 }

@@ -27,6 +27,8 @@ class Faulty:
             raise StopIteration("no sea")
         if how == "number":
             return 5
+        if how == "long":
+            return "x" * (2 << 20)
         self.how = how
 
     def who(self) -> str:
@@ -89,6 +91,18 @@ class Faulty:
             size: How long.
         """
         return "x" * size
+
+    def wide(self) -> str:
+        """Returns a long text of characters of two bytes, at odd places."""
+        return "x" + "é" * (1 << 20)
+
+    def pieces(self) -> list:
+        """Returns long content blocks."""
+        return [{"type": "text", "text": letter * (1 << 20)} for letter in "abc"]
+
+    def complain(self) -> str:
+        """Fails at length."""
+        raise ValueError("x" * (5 << 20))
 
     def picture(self) -> list:
         """Returns a picture."""
@@ -206,20 +220,35 @@ fn what_is_printed_is_no_answer() {
     assert!(environments.reply(sample(1, 0), "who", nothing()).is_ok());
 }
 
+/// What a policy provokes with a call must not take its conversation out of the loss.
 #[test]
-fn texts_of_megabytes_fail_the_conversation_and_shorter_ones_pass() {
+fn replies_of_megabytes_are_cut_and_the_conversation_goes_on() {
+    const MOST: usize = 1 << 20;
     let (environments, _folder) = start(20.0);
     environments.opened(sample(1, 0), nothing()).unwrap();
     let large = |size: usize| json!({"size": size});
-    assert_eq!(environments.said(sample(1, 0), "large", large(1 << 20)).len(), 1 << 20);
-    let step = environments.stepped(sample(1, 0), &[("large", large(1 << 20)), ("large", large(1 << 20))]);
-    fails(step, "too_long", &["the replies of a turn have 2097", "bytes; at most 2097152"]);
-    environments.close(sample(1, 0));
+    for size in [MOST, MOST + 1, 1_500_000, 5 * MOST] {
+        assert_eq!(environments.said(sample(1, 0), "large", large(size)).len(), MOST);
+    }
+    let wide = environments.said(sample(1, 0), "wide", nothing());
+    assert_eq!((wide.len(), wide.ends_with('é')), (MOST - 1, true), "half a character goes too");
+    let failed = environments.reply(sample(1, 0), "complain", nothing()).unwrap();
+    assert_eq!((failed.content.as_str().unwrap().len(), failed.failed), (MOST, true));
+    assert_eq!(environments.said(sample(1, 0), "pieces", nothing()), "a".repeat(MOST) + &"b".repeat(MOST));
+    let calls = [("large", large(MOST)), ("who", nothing()), ("large", large(5 * MOST)), ("who", nothing())];
+    let step = environments.stepped(sample(1, 0), &calls).unwrap();
+    let lengths: Vec<usize> = step.replies.iter().map(|reply| reply.content.as_str().unwrap().len()).collect();
+    assert_eq!(lengths, [MOST, 16, MOST - 16, 0]);
+    assert_eq!(environments.said(sample(1, 0), "who", nothing()).len(), 16);
+}
+
+#[test]
+fn an_opening_of_megabytes_fails_the_conversation() {
+    let (environments, _folder) = start(20.0);
+    let opened = environments.opened(sample(1, 0), json!({"how": "long"}));
+    fails(opened, "too_long", &["`reset` returned a text of 2097152 bytes; at most 1048576"]);
     environments.opened(sample(2, 0), nothing()).unwrap();
-    let reply = environments.reply(sample(2, 0), "large", large(5 << 20));
-    fails(reply, "too_long", &["`large` returned a text of 5242880 bytes; at most 1048576"]);
-    environments.opened(sample(3, 0), nothing()).unwrap();
-    assert!(environments.reply(sample(3, 0), "who", nothing()).is_ok());
+    assert!(environments.reply(sample(2, 0), "who", nothing()).is_ok());
 }
 
 #[test]

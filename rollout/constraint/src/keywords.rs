@@ -1,0 +1,115 @@
+//! Misspelt keywords of JSON schemas.
+//!
+//! JSON Schema takes a keyword that it does not know for a remark, and so does the library. A misspelt one would bound
+//! nothing, and nobody would be told.
+
+use serde_json::Value;
+
+/// Keywords, and names of remarks that resemble one.
+const KEYWORDS: [&str; 50] = [
+    "$anchor",
+    "$comment",
+    "$defs",
+    "$id",
+    "$ref",
+    "$schema",
+    "additionalItems",
+    "additionalProperties",
+    "allOf",
+    "anyOf",
+    "const",
+    "contains",
+    "default",
+    "definitions",
+    "dependentRequired",
+    "dependentSchemas",
+    "deprecated",
+    "description",
+    "else",
+    "enum",
+    "example",
+    "examples",
+    "exclusiveMaximum",
+    "exclusiveMinimum",
+    "format",
+    "if",
+    "items",
+    "maxContains",
+    "maxItems",
+    "maxLength",
+    "maxProperties",
+    "maximum",
+    "minContains",
+    "minItems",
+    "minLength",
+    "minProperties",
+    "minimum",
+    "multipleOf",
+    "not",
+    "oneOf",
+    "pattern",
+    "patternProperties",
+    "prefixItems",
+    "properties",
+    "readOnly",
+    "required",
+    "then",
+    "title",
+    "type",
+    "uniqueItems",
+];
+/// Keywords whose values are schemas by names of the user's own.
+const BY_NAMES: [&str; 5] = ["$defs", "definitions", "dependentSchemas", "patternProperties", "properties"];
+/// Keywords whose values are no schemas.
+const VALUES: [&str; 5] = ["const", "default", "enum", "example", "examples"];
+/// How alike another word and a keyword are at least, of 1, if the keyword was meant.
+const ALIKE: f64 = 0.8;
+
+/// Refuses a schema with a key that is nearly a keyword.
+pub fn check(schema: &Value) -> Result<(), String> {
+    match schema {
+        Value::Array(schemas) => schemas.iter().try_for_each(check),
+        Value::Object(keys) => keys.iter().try_for_each(|(key, value)| match (key.as_str(), value) {
+            (key, _) if VALUES.contains(&key) => Ok(()),
+            (key, Value::Object(named)) if BY_NAMES.contains(&key) => named.values().try_for_each(check),
+            (key, value) if KEYWORDS.contains(&key) => check(value),
+            (key, _) => meant(key).map_or(Ok(()), |keyword| {
+                Err(format!("`{key}` is no keyword of JSON schemas, and would bound nothing; `{keyword}` is one"))
+            }),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// The keyword that a word resembles.
+fn meant(word: &str) -> Option<&'static str> {
+    let likeness = |keyword: &&str| strsim::normalized_damerau_levenshtein(keyword, word);
+    let nearest = KEYWORDS.into_iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)))?;
+    (likeness(&nearest) >= ALIKE).then_some(nearest)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_misspelt_keyword_is_named_wherever_a_schema_stands() {
+        for (schema, words) in [
+            (json!({"type": "integer", "maximun": 5}), "`maximun` is no keyword of JSON schemas, and"),
+            (json!({"properties": {"a": {"maxLenght": 2}}}), "`maxLenght`"),
+            (json!({"anyOf": [{"type": "null"}, {"requird": ["a"]}]}), "`required` is one"),
+            (json!({"$defs": {"x": {"items": {"additionalPropertys": false}}}}), "`additionalPropertys`"),
+        ] {
+            let error = check(&schema).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        }
+        let others = json!({
+            "nullable": true, "x-order": 3, "discriminator": {"propertyName": "kind"}, "example": 3, "title": "a",
+            "properties": {"maximun": {"type": "integer"}, "require": {"const": {"maxLenght": 1}}},
+            "enum": [{"requird": 1}], "default": {"patern": 1},
+        });
+        assert_eq!(check(&others), Ok(()), "names of properties, values, and remarks of other tools");
+    }
+}
