@@ -62,22 +62,26 @@ pub fn check(path: &Path, known: &[&str]) -> Result<(), OutputDirError> {
     // The folder is renamed as a whole, so the folder above it must be writable.
     let absolute = std::path::absolute(path).map_err(io(path))?;
     let above = absolute.ancestors().skip(1).find(|folder| folder.exists()).unwrap_or(Path::new("/"));
-    takes_folders(above).map_err(io(above))
+    takes_folders(above).map_err(|e| {
+        let obstacle = format!("cannot be made in {}: {e}", above.display());
+        io(path)(io::Error::new(e.kind(), obstacle))
+    })
 }
 
-/// Checks that a folder can be made within another one, which is tried: some file systems, such as that of /proc, grant
-/// access to root and take no folder.
+/// File systems of the kernel's own, which grant root access and take no folder: /proc, /sys and /dev/pts.
+const OF_THE_KERNEL: [i64; 3] = [0x9fa0, 0x6265_6572, 0x1cd1];
+
+/// Checks that a folder can be made within another one, and makes none.
 ///
 /// # Errors
 /// The obstacle.
 pub fn takes_folders(folder: &Path) -> io::Result<()> {
     access(folder, Access::WRITE_OK | Access::EXEC_OK)?;
-    let trial = folder.join(format!(".tandem-{}", std::process::id()));
-    match fs::create_dir(&trial) {
-        // Of another thread, which removes it.
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        made => made.and_then(|()| fs::remove_dir(&trial)),
+    let kind = rustix::fs::statfs(folder)?.f_type;
+    if OF_THE_KERNEL.contains(&kind) {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "a file system of the kernel takes no folder"));
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -103,6 +107,6 @@ mod tests {
             assert!(text(&path(name), &[]).ends_with(&format!("{name}: Not a directory (os error 20)")), "{name}");
         }
         let refused = text(Path::new("/proc/out"), &[]);
-        assert!(refused.starts_with("/proc: "), "no folder can be made there: {refused}");
+        assert!(refused.starts_with("/proc/out: cannot be made in /proc: "), "{refused}");
     }
 }
