@@ -44,6 +44,9 @@ pub const MISSING: &str = "neither ";
 /// The split of rows to train on.
 const TRAIN: &str = "train";
 
+/// A field of a row: token ids, or a text.
+pub type Field = (Option<Vec<u32>>, Option<String>);
+
 /// Turns fields of rows into token ids.
 #[derive(Debug)]
 pub struct TextIds {
@@ -60,6 +63,35 @@ impl TextIds {
         let tokenizer = model.tokenizer().is_ok().then(|| TextTokenizer::of_model(model)).transpose()?;
         tokenizer.iter().flat_map(TextTokenizer::remarks).for_each(|remark| tracing::warn!("{remark}"));
         Ok(Self { tokenizer, vocabulary: model.config().vocab_size as u32 })
+    }
+
+    /// The ids of a prompt and of the completion `key` behind it, as a row has them. Texts are tokenised with special
+    /// tokens at their beginning, as the sampler does, and together. A completion that is a text ends with the first of
+    /// `eos`, unless it ends with any of them.
+    ///
+    /// # Errors
+    /// As [`TextIds::ids`].
+    pub fn prompt_and_completion(
+        &self,
+        prompt: Field,
+        completion: Field,
+        key: &str,
+        eos: &[u32],
+    ) -> Result<(Vec<u32>, Vec<u32>), String> {
+        let from_text = completion.0.is_none();
+        let (prompt, mut completion) = match (prompt, completion) {
+            ((None, Some(prompt)), (None, Some(completion))) => self.joined(prompt, completion, key, true)?,
+            ((prompt_ids, prompt), (ids, completion)) => {
+                (self.ids(prompt_ids, prompt, "prompt", true)?, self.ids(ids, completion, key, false)?)
+            }
+        };
+        if let Some(&end) = eos.first()
+            && from_text
+            && !completion.last().is_some_and(|last| eos.contains(last))
+        {
+            completion.push(end);
+        }
+        Ok((prompt, completion))
     }
 
     /// The ids of a prompt, and those of the completion `key` that goes on from it, with special tokens at the

@@ -15,9 +15,9 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use serde::de::DeserializeOwned;
 use shared::{
-    ModelConfig, ModelDir,
+    Dtype, ModelConfig, ModelDir,
     config::TrainConfig,
-    files::{leftovers, output_dir},
+    files::{atomic, leftovers, output_dir},
     run::memory_plan::{LearnerSizes, Machine, Workload},
 };
 use shared_hub::locate_model;
@@ -122,6 +122,12 @@ fn check_output(output: &Path, model: &Path) -> anyhow::Result<()> {
         tracing::warn!("--output: what an earlier command has left: {error}");
     }
     Ok(())
+}
+
+/// Refuses, before any training, an output without room for the weights, which are written in float32.
+fn check_room(output: &Path, model: &ModelDir) -> anyhow::Result<()> {
+    let bytes = model.config().parameter_count() * Dtype::Fp32.size() as u64;
+    atomic::require_space(output, bytes).context("--output")
 }
 
 /// Refuses a number that is not above 0.

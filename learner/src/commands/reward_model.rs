@@ -10,7 +10,7 @@ use shared::{
 };
 use shared_hub::locate_model;
 
-use super::{ComputeArgs, above_zero, below_one, check_output, not_negative, word};
+use super::{ComputeArgs, above_zero, below_one, check_output, check_room, not_negative, word};
 use crate::{
     model::{LoadOptions, load_scorer},
     optimizer::AdamWOptions,
@@ -70,6 +70,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     not_negative("--learning-rate", args.learning_rate)?;
     let device = args.compute.open()?;
     let model = ModelDir::open(locate_model(&args.model)?)?;
+    check_room(&args.output, &model)?;
     let scorer = load_scorer(&model, LoadOptions { device, ..LoadOptions::default() })
         .with_context(|| format!("the model {} cannot be loaded", args.model.display()))?;
     let reader = Reader::new(&model, args.level, args.max_length.map(|length| length as usize))?;

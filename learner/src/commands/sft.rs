@@ -4,14 +4,14 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail, ensure};
 use shared::{
-    Dtype,
     config::{JsonTable, LrSchedulerType, TrainConfig},
-    files::atomic,
     metrics::Figure,
     run::memory_plan::Workload,
 };
 
-use super::{ComputeArgs, TrainingArgs, above_zero, below_one, check_output, load_or_initialise, not_negative};
+use super::{
+    ComputeArgs, TrainingArgs, above_zero, below_one, check_output, check_room, load_or_initialise, not_negative,
+};
 use crate::{
     optimizer::AdamWOptions,
     schedule::Schedule,
@@ -102,8 +102,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(is_share_or_whole, "--warmup-steps must be a whole number, or below 1 as a share of all updates");
     let device = args.compute.open()?;
     let (model, policy) = load_or_initialise(&args.model, args.init_seed, args.training.load_options(device))?;
-    let bytes = model.config().parameter_count() * Dtype::Fp32.size() as u64;
-    atomic::require_space(&args.output, bytes).context("--output")?;
+    check_room(&args.output, &model)?;
     let examples = Encoder::new(&model, !args.no_append_eos)?.read(&args.data)?;
     let batch_size = args.batch_size as usize;
     let of_epoch = updates_of_epoch(examples.len(), batch_size);

@@ -185,24 +185,12 @@ impl Reader {
                 (text(before), text(content))
             }
         };
-        let of_steps = ends.is_some() && self.level == Level::Steps;
-        let from_text = ids.is_none();
-        let (before, mut completion) = match (prompt.ids.clone(), text.0, ids, text.1) {
+        let (before, completion) = if ends.is_some() && self.level == Level::Steps {
             // Ends are places in the completion's own tokens.
-            (None, Some(prompt), None, Some(completion)) if !of_steps => {
-                self.text.joined(prompt, completion, key, true)?
-            }
-            (before_ids, before, ids, completion) => {
-                (self.text.ids(before_ids, before, "prompt", true)?, self.text.ids(ids, completion, key, false)?)
-            }
+            (self.text.ids(prompt.ids.clone(), text.0, "prompt", true)?, self.text.ids(ids, text.1, key, false)?)
+        } else {
+            self.text.prompt_and_completion((prompt.ids.clone(), text.0), (ids, text.1), key, &self.eos)?
         };
-        if let Some(&eos) = self.eos.first()
-            && from_text
-            && !of_steps
-            && !completion.last().is_some_and(|last| self.eos.contains(last))
-        {
-            completion.push(eos);
-        }
         self.answer(&before, &completion, ends, key)
     }
 

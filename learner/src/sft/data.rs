@@ -136,38 +136,16 @@ impl Encoder {
                     Some(Content::Text(text)) => Some(text),
                     _ => None,
                 };
-                let ids = (row.prompt_ids, row.completion_ids);
-                ((self.plain(text(prompt), text(completion), ids)?, None), ExampleFormat::Plain)
+                let fields = ((row.prompt_ids, text(prompt)), (row.completion_ids, text(completion)));
+                let ids = self.text.prompt_and_completion(fields.0, fields.1, "completion", &self.eos);
+                let (prompt, completion) = ids?;
+                ((Example { prompt, completion }, None), ExampleFormat::Plain)
             }
         };
         if example.prompt.is_empty() || example.completion.is_empty() {
             return Err("prompt and completion must have at least one token each".into());
         }
         Ok(Encoded { example, kind, lost, has_both })
-    }
-
-    fn plain(
-        &self,
-        prompt: Option<String>,
-        completion: Option<String>,
-        (prompt_ids, completion_ids): (Option<Vec<u32>>, Option<Vec<u32>>),
-    ) -> Result<Example, String> {
-        let from_text = completion_ids.is_none();
-        // A plain text prompt is tokenised with special tokens, as the sampler does; a completion goes on from it.
-        let (prompt, mut completion) = match (prompt_ids, prompt, completion_ids, completion) {
-            (None, Some(prompt), None, Some(completion)) => self.text.joined(prompt, completion, "completion", true)?,
-            (prompt_ids, prompt, completion_ids, completion) => (
-                self.text.ids(prompt_ids, prompt, "prompt", true)?,
-                self.text.ids(completion_ids, completion, "completion", false)?,
-            ),
-        };
-        if let Some(&eos) = self.eos.first()
-            && from_text
-            && !completion.last().is_some_and(|last| self.eos.contains(last))
-        {
-            completion.push(eos);
-        }
-        Ok(Example { prompt, completion })
     }
 
     /// An example whose completion is the tokens that follow the rendered prompt in the tokens of both together. The

@@ -85,3 +85,29 @@ fn folder_of(named: &Path) -> anyhow::Result<PathBuf> {
     ensure!(is_adapter(folder), "{} is a whole model and no adapter: serve it with --model", folder.display());
     Ok(folder.to_path_buf())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use harness::tiny_model::SMALL;
+
+    use super::*;
+
+    #[test]
+    fn an_adapter_for_a_model_of_another_architecture_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let [own, alike, other] = ["own", "alike", "other"].map(|name| dir.path().join(name));
+        [&own, &alike, &other].into_iter().for_each(|folder| SMALL.write(folder, 1));
+        let config = fs::read_to_string(other.join("config.json")).unwrap();
+        fs::write(other.join("config.json"), config.replace("\"qwen2\"", "\"llama\"")).unwrap();
+        let base = Base { folder: own.clone(), blake3: Mutex::default() };
+        let compare = |named: &Path| base.compare(Path::new("a"), named.to_str().unwrap(), Architecture::Qwen2);
+        for named in [&own, &alike, Path::new("Qwen/Qwen2.5-0.5B"), Path::new("")] {
+            compare(named).unwrap();
+        }
+        let error = compare(&other).unwrap_err().to_string();
+        let words = format!("a is an adapter for {}, a model of another architecture than that in", other.display());
+        assert!(error.starts_with(&words), "{error}");
+    }
+}

@@ -276,7 +276,8 @@ impl Dataset {
     /// Gives every row the columns that any row has, with `null`, as the rows of Parquet have them and as Hugging
     /// Face's datasets reads JSON: a reward function takes them as arguments by name.
     fn fill_columns(&mut self) {
-        let names: BTreeSet<String> = self.rows.iter().flat_map(|row| row.columns.keys()).cloned().collect();
+        let names: BTreeSet<&String> = self.rows.iter().flat_map(|row| row.columns.keys()).collect();
+        let names: Vec<String> = names.into_iter().cloned().collect();
         for row in self.rows.iter_mut().filter(|row| row.columns.len() < names.len()) {
             let columns = Arc::make_mut(&mut row.columns);
             names.iter().for_each(|name| _ = columns.entry(name).or_insert(Value::Null));

@@ -248,3 +248,21 @@ fn what_cannot_be_asked_is_one_line_that_names_the_way_out() {
     assert_eq!(both.status.code(), Some(2), "{}", both.stderr);
     assert!(place.run(&["generate", "--model", "chat"]).stderr.contains("--prompt <TEXT>"));
 }
+
+/// A reward function may abstain from some completions, but nothing is known if it does so from all.
+#[test]
+fn completions_of_which_none_has_a_score_are_an_error_and_written_all_the_same() {
+    let place = Place::new();
+    fs::write(place.path("mine.py"), "def none(completions, **kwargs):\n    return [None] * len(completions)\n")
+        .unwrap();
+    fs::write(place.path("rows.jsonl"), "{\"prompt\": \"1+2=\"}\n").unwrap();
+    let words = "no completion could be scored: every reward function abstained from every one of them";
+    for command in [
+        ["eval", "--model", "plain", "--dataset", "rows.jsonl", "--output", "eval.jsonl"],
+        ["generate", "--model", "plain", "--prompts", "rows.jsonl", "--output", "generate.jsonl"],
+    ] {
+        let finished = place.run(&[&command[..], &["--reward-funcs", "mine.py:none"]].concat());
+        assert!(finished.refusal().contains(words), "{}", finished.stderr);
+        assert_eq!(fs::read_to_string(place.path(command[6])).unwrap().lines().count(), 1);
+    }
+}

@@ -41,6 +41,7 @@ mod pages;
 mod processors;
 mod push;
 mod python_api;
+mod python_arguments;
 mod ranks;
 mod readme;
 mod replay;
