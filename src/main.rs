@@ -28,7 +28,11 @@ use std::{convert::Infallible, env, ffi::OsString, process::ExitCode};
 use anyhow::Result;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use commands::{completions, export, halves, learner_rank, man, merge, schema};
+use commands::{
+    completions, export,
+    halves::{self, Delegated},
+    learner_rank, man, merge, schema,
+};
 use shared::{
     process::exit::{ERROR, NOTHING_LEARNED},
     run::notices::NothingLearned,
@@ -108,13 +112,15 @@ enum Command {
     Schema(schema::Args),
     /// Print what a shell completes: bash, zsh or fish.
     ///
-    /// All commands, flags of our own commands, and all options of `tandem train` with their values. For bash, put
-    /// `source <(tandem completions bash)` into ~/.bashrc. For zsh, write it as _tandem into a folder of `fpath`. For
-    /// fish, write it to ~/.config/fish/completions/tandem.fish.
+    /// All commands with their flags, and all options of `tandem train` with their values. Of commands whose program is
+    /// not beside `tandem`, the names alone. For bash, write it to ~/.local/share/bash-completion/completions/tandem.
+    /// For zsh, write it as _tandem into a folder of `fpath`. For fish, write it to
+    /// ~/.config/fish/completions/tandem.fish.
     Completions(completions::Args),
     /// Write manual pages of tandem and its commands.
     ///
-    /// One for each of our own commands; that of `tandem train` has all options.
+    /// One for each command; that of `tandem train` has all options. Commands whose program is not beside `tandem` have
+    /// none, and are listed on the page of tandem.
     Man(man::Args),
     /// Be a further rank of a run's learner.
     ///
@@ -133,6 +139,7 @@ static MEMORY: Metered = Metered;
 fn main() -> ExitCode {
     // SAFETY: this is the first thing that the process does, so it has no other thread.
     unsafe { shared::system::native::disable_telemetry() };
+    shared::process::signals::make_oversized_writes_errors();
     let is_incomplete = |code: &ExitCode| *code == ExitCode::SUCCESS && output::is_lost();
     let code = program().map(|code| if is_incomplete(&code) { ExitCode::from(ERROR) } else { code });
     code.unwrap_or_else(|error| {
@@ -163,18 +170,14 @@ fn own_commands() -> clap::Command {
     Cli::command().mut_subcommand("train", |train| train::described(&train))
 }
 
-/// The commands that the halves carry out, by name alone.
-fn of_halves() -> impl Iterator<Item = clap::Command> {
-    halves::COMMANDS.iter().map(|command| clap::Command::new(command.name).about(command.about))
-}
-
 /// What clap knows: our own commands and, for help and for the nearest name of a misspelt one, those of the halves.
 fn command_line() -> clap::Command {
     let named = |command: clap::Command| {
         let name = format!("tandem {}", command.get_name());
         command.display_name(name)
     };
-    help::grouped(Cli::command().subcommands(of_halves()).mut_subcommands(named))
+    let of_halves = halves::COMMANDS.iter().map(Delegated::by_name);
+    help::grouped(Cli::command().subcommands(of_halves).mut_subcommands(named))
 }
 
 fn run(command: Command) -> Result<ExitCode> {

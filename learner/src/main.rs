@@ -5,15 +5,15 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use learner::{
     commands::{bench, init, logprobs, rank, replay, reward_model, run, score, sft},
     error::LearnerError,
 };
 use shared::process::{
-    command_line,
+    command_line, described,
     exit::{ERROR, HOPELESS},
-    logging,
+    logging, signals,
 };
 use shared_bounds::Metered;
 
@@ -59,6 +59,10 @@ fn main() -> ExitCode {
 }
 
 fn program() -> ExitCode {
+    if let Some(code) = described::run_if_asked(Cli::command) {
+        return code;
+    }
+    signals::make_oversized_writes_errors();
     logging::init();
     let command = Cli::parse_from(command_line::words()).command;
     if let Err(error) = learner::device::prepare_environment() {

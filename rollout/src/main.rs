@@ -5,7 +5,7 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use rollout::{
     commands::{
         bench, chat, check, check_rewards, compare, constraint::NoGrammars, end, eval, evaluate, explain, generate,
@@ -15,7 +15,7 @@ use rollout::{
 };
 use rollout_rewards::contain;
 use shared::{
-    process::{command_line, logging},
+    process::{command_line, described, logging, signals},
     system::native,
 };
 use shared_bounds::Metered;
@@ -83,11 +83,12 @@ enum Command {
 static MEMORY: Metered = Metered;
 
 fn main() -> ExitCode {
-    if let Some(code) = contain::run_if_asked() {
+    if let Some(code) = contain::run_if_asked().or_else(|| described::run_if_asked(Cli::command)) {
         return code;
     }
     // SAFETY: nothing before has started a thread.
     unsafe { native::disable_telemetry() };
+    signals::make_oversized_writes_errors();
     let command = Cli::parse_from(command_line::words()).command;
     // What functions print is for the log of a run; their errors are told as findings.
     let level = match command {

@@ -6,7 +6,11 @@ use anyhow::Result;
 use clap::ValueEnum;
 use clap_complete::generate;
 
-use crate::terminal::output;
+use super::{
+    described::{self, Commands},
+    halves::Delegated,
+};
+use crate::{programs::binaries, terminal::output};
 
 /// Flags of `tandem completions`.
 #[derive(Debug, clap::Args)]
@@ -18,7 +22,7 @@ pub struct Args {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Shell {
-    /// `source <(tandem completions bash)`.
+    /// `tandem completions bash > ~/.local/share/bash-completion/completions/tandem`.
     Bash,
     /// `tandem completions zsh > DIR/_tandem`, with DIR in `fpath`.
     Zsh,
@@ -28,13 +32,15 @@ enum Shell {
 
 /// Runs `tandem completions`.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    output::print(script(args.shell)?.trim_end());
+    // Nobody completes flags of a command that cannot run, and a shell may ask whenever it starts.
+    let commands = described::commands(|program| binaries::find(program).is_ok());
+    output::print(script(args.shell, commands)?.trim_end());
     Ok(ExitCode::SUCCESS)
 }
 
-/// The script of a shell: all commands, with the flags of our own.
-fn script(shell: Shell) -> io::Result<String> {
-    let (mut command, mut script) = (crate::own_commands().subcommands(crate::of_halves()), Vec::new());
+/// The script of a shell: all commands, with the flags that are known.
+fn script(shell: Shell, Commands { tandem, by_name }: Commands) -> io::Result<String> {
+    let (mut command, mut script) = (tandem.subcommands(by_name.into_iter().map(Delegated::by_name)), Vec::new());
     let name = "tandem";
     match shell {
         Shell::Bash => generate(clap_complete::Shell::Bash, &mut command, name, &mut script),

@@ -33,7 +33,7 @@ pub struct Delegated {
     /// Its purpose: in the half's own words, for the list of commands.
     pub about: &'static str,
     /// The program: a half, the fleet's or the endpoint's.
-    program: &'static str,
+    pub program: &'static str,
 }
 
 const fn rollout(name: &'static str, about: &'static str) -> Delegated {
@@ -93,6 +93,11 @@ fn grammar_flag(words: &[OsString]) -> Option<&'static str> {
 }
 
 impl Delegated {
+    /// What clap knows of it without asking its program: no flags.
+    pub fn by_name(&self) -> clap::Command {
+        clap::Command::new(self.name).about(self.about)
+    }
+
     /// Becomes the half: replaces this process.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! `tandem man`: manual pages of `tandem` and of its own commands.
+//! `tandem man`: manual pages of `tandem` and of its commands.
 
 use std::{fs, io, path::PathBuf, process::ExitCode};
 
@@ -10,7 +10,10 @@ use clap_mangen::{
 };
 use shared::files::atomic;
 
-use super::halves;
+use super::{
+    described::{self, Commands},
+    halves::Delegated,
+};
 use crate::terminal::output;
 
 /// Flags of `tandem man`.
@@ -28,7 +31,7 @@ type Page = (String, Vec<u8>);
 pub fn run(args: &Args) -> Result<ExitCode> {
     let dir = &args.dir;
     fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
-    let pages = pages().context("the pages cannot be made")?;
+    let pages = pages(&described::commands(|_| true)).context("the pages cannot be made")?;
     for (name, text) in &pages {
         let path = dir.join(name);
         atomic::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
@@ -39,10 +42,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// The pages, that of `tandem` first.
-fn pages() -> io::Result<Vec<Page>> {
+fn pages(commands: &Commands) -> io::Result<Vec<Page>> {
     let mut pages = Vec::new();
-    add(&crate::own_commands(), "tandem", &mut pages)?;
-    pages[0].1.extend(of_halves()?);
+    add(&commands.tandem, "tandem", &mut pages)?;
+    if !commands.by_name.is_empty() {
+        pages[0].1.extend(by_name(&commands.by_name)?);
+    }
     Ok(pages)
 }
 
@@ -57,14 +62,15 @@ fn add(command: &Command, name: &str, pages: &mut Vec<Page>) -> io::Result<()> {
     command.get_subcommands().try_for_each(|below| add(below, &format!("{name} {}", below.get_name()), pages))
 }
 
-/// The commands of other programs, which describe them by themselves.
-fn of_halves() -> io::Result<Vec<u8>> {
+/// A list of the commands that have no page.
+fn by_name(commands: &[&Delegated]) -> io::Result<Vec<u8>> {
     let mut roff = Roff::new();
-    roff.control("SH", ["COMMANDS OF SAMPLER AND LEARNER"]);
+    roff.control("SH", ["COMMANDS WITHOUT PAGES"]);
     roff.text([roman(
-        "Other programs carry these commands out. They have no pages here: `tandem COMMAND --help` says more.",
+        "Other programs carry these commands out, and were not there to be asked for their flags. `tandem COMMAND \
+         --help` says more once they are.",
     )]);
-    for command in halves::COMMANDS {
+    for command in commands {
         roff.control("TP", []);
         roff.text([bold(format!("tandem {}", command.name))]);
         roff.text([roman(command.about)]);
@@ -76,9 +82,18 @@ fn of_halves() -> io::Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use clap::Arg;
     use shared::config::OPTIONS;
 
     use super::*;
+    use crate::{commands::halves::COMMANDS, programs::binaries};
+
+    /// What is written where no other program is there.
+    fn own_pages() -> Vec<Page> {
+        pages(&described::joined(&BTreeMap::new())).unwrap()
+    }
 
     /// A page as a reader sees it: dashes and apostrophes are written with a backslash.
     fn page(pages: &[Page], name: &str) -> String {
@@ -100,7 +115,7 @@ mod tests {
                 check(below, &format!("{title}-{}", below.get_name()), pages);
             }
         }
-        let pages = pages().unwrap();
+        let pages = own_pages();
         check(&crate::own_commands(), "tandem", &pages);
         assert!(pages.len() > 12, "{}", pages.len());
         assert!(page(&pages, "tandem-export-to-hf.1").contains("tandem export to-hf"));
@@ -108,7 +123,7 @@ mod tests {
 
     #[test]
     fn the_page_of_train_has_every_option_in_its_section() {
-        let text = page(&pages().unwrap(), "tandem-train.1");
+        let text = page(&own_pages(), "tandem-train.1");
         for option in OPTIONS {
             let (_, section) = text.split_once(&option.section.to_uppercase()).expect(option.section);
             let section = section.split("\n.SH ").next().unwrap();
@@ -118,9 +133,22 @@ mod tests {
     }
 
     #[test]
-    fn the_first_page_lists_what_other_programs_do() {
-        let text = page(&pages().unwrap(), "tandem.1");
-        for command in halves::COMMANDS {
+    fn a_command_of_another_program_has_a_page_if_the_program_describes_it() {
+        let arg = Arg::new("max_num_seqs").long("max-num-seqs").help("Slots");
+        let serve = Command::new("serve").about("Answer requests").arg(arg);
+        let pages = pages(&described::joined(&BTreeMap::from([(binaries::SERVE, Ok(vec![serve]))]))).unwrap();
+        let text = page(&pages, "tandem-serve.1");
+        for part in ["tandem-serve - Answer requests", "\ntandem serve ", "--max-num-seqs", "Slots"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let first = page(&pages, "tandem.1");
+        assert!(first.contains("tandem-serve(1)\nAnswer requests") && !first.contains("tandem serve\n"), "{first}");
+    }
+
+    #[test]
+    fn the_first_page_lists_the_commands_of_programs_that_are_not_there() {
+        let text = page(&own_pages(), "tandem.1");
+        for command in COMMANDS {
             assert!(text.contains(&format!("tandem {}\n", command.name)) && text.contains(command.about), "{text}");
             assert!(!text.contains(&format!("tandem-{}(1)", command.name)), "a page that there is not");
         }

@@ -7,6 +7,7 @@ use shared::files::leftovers;
 use crate::terminal::output;
 
 pub mod completions;
+mod described;
 pub mod export;
 pub mod halves;
 pub mod learner_rank;

@@ -19,6 +19,7 @@ mod tools;
 mod translate;
 mod trl;
 mod verl;
+mod yaml;
 
 use std::{
     fmt::Write,

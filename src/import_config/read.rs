@@ -12,6 +12,7 @@ use super::{
     dialect::Dialect,
     foreign, script,
     shell::{self, Unset, Word},
+    yaml,
 };
 
 /// Most bytes of a configuration.
@@ -148,35 +149,12 @@ fn is_named_as_mapping(path: &Path) -> bool {
 }
 
 fn mapping(text: &str) -> Result<Vec<Entry>> {
-    let value: Value = serde_saphyr::from_str(text).map_err(|error| anyhow::Error::msg(fault(&error)))?;
-    let Value::Object(map) = value else {
+    let Value::Object(map) = yaml::value(text)? else {
         bail!(NOTHING);
     };
     let mut entries = Vec::new();
     flatten("", map, &mut entries);
     Ok(entries)
-}
-
-/// The fault of a mapping. The parser takes some for a matter of its own settings, and names those.
-fn fault(error: &serde_saphyr::Error) -> String {
-    use serde_saphyr::Error;
-    let words = match error.without_snippet() {
-        Error::DuplicateMappingKey { key: Some(key), .. } => format!("`{key}` is given twice"),
-        Error::DuplicateMappingKey { key: None, .. } => "a key is given twice".to_owned(),
-        Error::NonFiniteFloat { value, .. } => {
-            format!("`{value}` is no finite number, and no option takes another; write one, or leave the key out")
-        }
-        Error::RecursiveReferencesRequireWeakTypes { .. } => {
-            "an anchor refers to itself; write the value out".to_owned()
-        }
-        Error::MultipleDocuments { .. } => "a second document begins; keep one of them".to_owned(),
-        _ => return format!("is no valid YAML: {}", one_line(&error.to_string())),
-    };
-    error.location().map_or(words.clone(), |at| format!("line {}: {words}", at.line()))
-}
-
-fn one_line(message: &str) -> String {
-    message.lines().next().unwrap_or_default().trim().trim_end_matches(':').to_owned()
 }
 
 /// Mappings within a mapping as dotted keys.

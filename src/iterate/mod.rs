@@ -89,7 +89,7 @@ struct Round {
 pub fn run(args: &Args) -> Result<ExitCode> {
     ensure!((0.0..1.0).contains(&args.history_share), "--history-share must be in [0, 1), got {}", args.history_share);
     let rate = args.reward_learning_rate;
-    ensure!(rate > 0.0 && rate.is_finite(), "--reward-learning-rate must be above 0, got {rate}");
+    ensure!(rate > 0.0 && rate.is_finite(), "--reward-learning-rate must be finite and above 0, got {rate}");
     let overrides = layers::parse_overrides(&args.overrides).map_err(train::explained)?;
     let mut config = layers::load_named(Some(&args.config), &overrides).map_err(train::explained)?;
     ensure!(

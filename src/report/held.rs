@@ -90,7 +90,7 @@ fn samples(dir: &RunDir) -> Result<(BTreeMap<u64, Step>, BTreeMap<String, Value>
         let opened: Vec<(Option<u64>, u64, u64)> = found.ids().take(OPENED).collect();
         let of_batch: Vec<_> = opened.iter().filter_map(|&(group, _, sample)| Some((group?, sample))).collect();
         let places: Vec<_> = opened.iter().map(|&(_, position, sample)| (position, sample)).collect();
-        let mut rows = completions::some(dir, step, &places)?;
+        let mut rows = completions::some(dir, tokenizer.as_ref(), step, &places)?;
         let mut tokens = tokens::some(dir, tokenizer.as_ref(), step, &of_batch)?;
         for (group, position, sample) in opened {
             let Some(row) = rows.remove(&(position, sample)) else { continue };

@@ -10,6 +10,7 @@ were told first.
 import importlib
 import json
 import os
+import secrets
 import select
 import sys
 
@@ -37,9 +38,21 @@ class Trackio:
         import trackio
 
         self.trackio = trackio
-        state.setdefault("id", name)
         project = os.environ.get("TRACKIO_PROJECT", "tandem")
+        if "id" not in state:
+            # Trackio tells runs apart by their names: under one that is taken, this run would go on with the other.
+            state["id"] = f"{name}-{secrets.token_hex(3)}" if name in self.taken(project, name) else name
         trackio.init(project=project, name=state["id"], config=config, resume="allow", embed=False)
+
+    def taken(self, project, name):
+        """The names of a project's runs. Where they cannot be read, `name` counts as taken."""
+        try:
+            return {run.name for run in self.trackio.Api().runs(project)}
+        except ValueError:
+            # There is no such project yet.
+            return set()
+        except Exception:
+            return {name}
 
     def log(self, figures):
         step = figures.get("train/step", figures.get("eval/step"))

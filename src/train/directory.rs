@@ -216,7 +216,10 @@ fn start_if_free(config: &TrainConfig, dir: &RunDir) -> Result<Start> {
         .with_context(|| format!("`resume_from_checkpoint` {wanted}{}", those_of(&checkpoints, dir.root())))?;
     refuse_foreign(&path)?;
     let Some(step) = step_of(&path) else {
-        bail!("`resume_from_checkpoint` must be `latest` or a folder named checkpoint-N, got {wanted}");
+        bail!(
+            "`resume_from_checkpoint` must be `latest`, a folder named checkpoint-N, or the folder of a run that has \
+             one, got {wanted}"
+        );
     };
     let own = fs::canonicalize(dir.root()).is_ok_and(|root| path.parent() == Some(&root));
     if !own {

@@ -1,6 +1,9 @@
 //! From the words of the command line to a configuration in which everything is set.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use exporters::{AdapterConfig, Checkpoint};
@@ -113,7 +116,7 @@ fn without_steps(overrides: layers::Overrides) -> Result<layers::Overrides> {
 const NEWEST: [&str; 3] = ["latest", "true", "True"];
 
 /// Completes a checkpoint that is named without its folder, as `checkpoint-50` or `50`, to one of the run's own, unless
-/// it is a path by itself.
+/// it is a path by itself. The folder of a run stands for its newest checkpoint.
 fn find_checkpoint(config: &mut TrainConfig) {
     let Some(wanted) = &mut config.resume_from_checkpoint else { return };
     if NEWEST.contains(&wanted.as_str()) {
@@ -122,7 +125,15 @@ fn find_checkpoint(config: &mut TrainConfig) {
     }
     let path = Path::new(&*wanted);
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let Ok(step) = name.strip_prefix("checkpoint-").unwrap_or(&name).parse::<u64>() else { return };
+    let Ok(step) = name.strip_prefix("checkpoint-").unwrap_or(&name).parse::<u64>() else {
+        let of = |path: &Path| fs::canonicalize(path).ok();
+        if of(path).is_some_and(|path| of(&config.output_dir) == Some(path)) {
+            NEWEST[0].clone_into(wanted);
+        } else if let Some(newest) = RunDir::new(path).checkpoints().ok().and_then(|all| all.last().copied()) {
+            *wanted = RunDir::new(path).checkpoint(newest).display().to_string();
+        }
+        return;
+    };
     let own = RunDir::new(&config.output_dir).checkpoint(step);
     if !path.exists() && own.is_dir() {
         *wanted = own.display().to_string();
@@ -337,7 +348,7 @@ pub fn take(words: &mut Vec<String>, name: &str, such_as: &str) -> Result<Option
 
 #[cfg(test)]
 mod tests {
-    use std::{ffi::OsStr, fs, os::unix::ffi::OsStrExt};
+    use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
 
     use shared::config::{AdvantageEstimator, OPTIONS, ValueKind};
 
@@ -353,6 +364,33 @@ mod tests {
         let mut config = TrainConfig { output_dir: folder.into(), ..TrainConfig::default() };
         let error = make_absolute(&mut config).unwrap_err().to_string();
         assert!(error.ends_with("/run: the path is not UTF-8; rename its folder"), "{error}");
+    }
+
+    #[test]
+    fn a_checkpoint_is_found_by_its_name_its_number_or_the_folder_of_a_run() {
+        let root = tempfile::tempdir().unwrap();
+        let (own, other) = (root.path().join("own"), root.path().join("other"));
+        for (run, step) in [(&own, 2), (&own, 10), (&other, 4), (&other, 30)] {
+            fs::create_dir_all(RunDir::new(run).checkpoint(step)).unwrap();
+        }
+        fs::create_dir(root.path().join("empty")).unwrap();
+        let shown = |path: &Path| path.display().to_string();
+        let found = |wanted: String| {
+            let (output_dir, resume_from_checkpoint) = (own.clone(), Some(wanted));
+            let mut config = TrainConfig { output_dir, resume_from_checkpoint, ..TrainConfig::default() };
+            find_checkpoint(&mut config);
+            config.resume_from_checkpoint.unwrap()
+        };
+        let second = shown(&own.join("checkpoint-2"));
+        assert_eq!(
+            [found("checkpoint-2".into()), found("2".into()), found(second.clone())],
+            [(); 3].map(|()| &*second)
+        );
+        assert_eq!([found("true".into()), found(shown(&own)), found(shown(&own.join(".")))], ["latest"; 3]);
+        assert_eq!(found(shown(&other)), shown(&other.join("checkpoint-30")), "its newest");
+        for unknown in [shown(&root.path().join("empty")), shown(&root.path().join("absent")), "checkpoint-7".into()] {
+            assert_eq!(found(unknown.clone()), unknown, "the refusal comes later, with all checkpoints there are");
+        }
     }
 
     #[test]

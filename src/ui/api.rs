@@ -150,10 +150,12 @@ async fn sample(
     Path((id, step, position, sample)): Path<(usize, u64, u64, u64)>,
 ) -> Answer<Value> {
     let found = of_run(shared, id, move |run| {
-        let Some(row) = completions::one(&run.dir, step, position, sample)? else { return Ok(None) };
+        let tokenizer = run.tokenizer();
+        let tokenizer = tokenizer.as_deref();
+        let Some(row) = completions::one(&run.dir, tokenizer, step, position, sample)? else { return Ok(None) };
         let id = row.get("group").and_then(Value::as_u64).map(|group| (group, sample));
         let tokens = match id {
-            Some(id) => tokens::some(&run.dir, run.tokenizer().as_deref(), step, &[id])?.remove(&id),
+            Some(id) => tokens::some(&run.dir, tokenizer, step, &[id])?.remove(&id),
             None => None,
         };
         Ok(Some(json!({ "row": row, "tokens": tokens })))

@@ -9,6 +9,7 @@ use shared::{
     files::{atomic::named, journal},
     run::ledger::{self, LedgerEvent},
 };
+use shared_tokenizer::TextTokenizer;
 
 /// Most bytes of the completions of a step that are read.
 const MOST_BYTES: u64 = 1 << 30;
@@ -107,17 +108,24 @@ pub fn of_step(dir: &RunDir, step: u64) -> io::Result<Option<Step>> {
     Ok(Some(Step { step, tokens: dir.step_tokens(step).is_file(), damage, groups }))
 }
 
-/// The whole lines of some completions of a step, by position and sample.
+/// The whole lines of some completions of a step, by position and sample. With the model's tokenizer, that of an agent
+/// has `shared_prompt`, the text with which all prompts of its group begin.
 ///
 /// # Errors
 /// As [`of_step`].
-pub fn some(dir: &RunDir, step: u64, wanted: &[(u64, u64)]) -> io::Result<HashMap<(u64, u64), Map<String, Value>>> {
+pub fn some(
+    dir: &RunDir,
+    tokenizer: Option<&TextTokenizer>,
+    step: u64,
+    wanted: &[(u64, u64)],
+) -> io::Result<HashMap<(u64, u64), Map<String, Value>>> {
     let Some(text) = read(&dir.step_completions(step))? else { return Ok(HashMap::new()) };
     let given_up = given_up(dir, step);
     let found = rows(&text).filter_map(|mut row| {
         let id = (position(&row)?, sample(&row));
         wanted.contains(&id).then(|| {
             mark(&mut row, given_up);
+            read_prompt(&mut row, tokenizer);
             shorten(&mut row, OPENED);
             (id, row)
         })
@@ -129,8 +137,14 @@ pub fn some(dir: &RunDir, step: u64, wanted: &[(u64, u64)]) -> io::Result<HashMa
 ///
 /// # Errors
 /// As [`of_step`].
-pub fn one(dir: &RunDir, step: u64, position: u64, sample: u64) -> io::Result<Option<Map<String, Value>>> {
-    Ok(some(dir, step, &[(position, sample)])?.remove(&(position, sample)))
+pub fn one(
+    dir: &RunDir,
+    tokenizer: Option<&TextTokenizer>,
+    step: u64,
+    position: u64,
+    sample: u64,
+) -> io::Result<Option<Map<String, Value>>> {
+    Ok(some(dir, tokenizer, step, &[(position, sample)])?.remove(&(position, sample)))
 }
 
 /// Where a completion's prompt stands in the order of prompts; older runs know its row of the dataset alone.
@@ -174,8 +188,17 @@ fn given_up(dir: &RunDir, step: u64) -> bool {
     given_up
 }
 
+/// Makes a text of the ids that all prompts of an agent's group begin with.
+fn read_prompt(row: &mut Map<String, Value>, tokenizer: Option<&TextTokenizer>) {
+    let Some(Value::Array(ids)) = row.shift_remove("shared_prompt_ids") else { return };
+    let ids: Option<Vec<u32>> = ids.iter().map(|id| id.as_u64()?.try_into().ok()).collect();
+    if let Some(text) = ids.zip(tokenizer).and_then(|(ids, tokenizer)| tokenizer.decode_all(&ids).ok()) {
+        row.insert("shared_prompt".into(), text.into());
+    }
+}
+
 fn shorten(row: &mut Map<String, Value>, most: usize) {
-    for key in ["prompt", "completion"] {
+    for key in ["prompt", "shared_prompt", "completion"] {
         let text = row.get(key).and_then(Value::as_str).unwrap_or_default();
         if let Some(short) = cut(text, most) {
             let whole = text.chars().count();
@@ -229,9 +252,9 @@ mod tests {
         let long = &step["groups"][0]["samples"][1];
         assert_eq!(long["completion"].as_str().unwrap().chars().count(), LISTED);
         assert_eq!((&long["completion_characters"], long.get("prompt")), (&(LISTED + 1).into(), None));
-        let whole = one(&dir, 4, 10, 1).unwrap().unwrap();
+        let whole = one(&dir, None, 4, 10, 1).unwrap().unwrap();
         assert_eq!(whole["completion"].as_str().unwrap().chars().count(), LISTED + 1);
-        assert!(one(&dir, 4, 10, 2).unwrap().is_none());
+        assert!(one(&dir, None, 4, 10, 2).unwrap().is_none());
         assert_eq!((&step["groups"][0]["columns"]["answer"], &step["groups"][1]["columns"]), (&4.into(), &Value::Null));
         assert_eq!((&long["extra"]["guess"], long.get("columns")), (&1.into(), None));
         assert_eq!(whole["columns"]["answer"], 4);
@@ -239,9 +262,22 @@ mod tests {
     }
 
     #[test]
+    fn of_an_agent_the_prompt_is_shown_that_the_policy_read() {
+        let (root, dir) = run();
+        harness::tiny_model::write_tokenizer(root.path());
+        let tokenizer = TextTokenizer::open(&root.path().join("tokenizer.json")).unwrap();
+        let ids = [tokenizer.encode("Add.", false).unwrap(), vec![0]].concat();
+        let row = serde_json::json!({"position": 3, "prompt": "2+3", "shared_prompt_ids": ids});
+        fs::write(dir.step_completions(4), format!("{row}\n")).unwrap();
+        let found = one(&dir, Some(&tokenizer), 4, 3, 0).unwrap().unwrap();
+        assert_eq!((&found["shared_prompt"], &found["prompt"]), (&"Add.<eos>".into(), &"2+3".into()));
+        assert!(!one(&dir, None, 4, 3, 0).unwrap().unwrap().contains_key("shared_prompt"));
+    }
+
+    #[test]
     fn what_a_roll_back_gave_up_is_marked() {
         let (_root, dir) = run();
         fs::write(dir.ledger(), "{\"step\":5,\"event\":{\"rolled_back\":{\"from\":4}}}\n").unwrap();
-        assert_eq!(one(&dir, 4, 10, 0).unwrap().unwrap()["state"], "rolled_back");
+        assert_eq!(one(&dir, None, 4, 10, 0).unwrap().unwrap()["state"], "rolled_back");
     }
 }

@@ -138,7 +138,7 @@ pub fn open_rank(
         trainer.credit_mut().set_critic(critic);
     }
     let total_steps = config.max_steps.unwrap_or_default();
-    let saved = checkpoint.map(TrainerState::read).transpose()?;
+    let saved = checkpoint.map(TrainerState::read).transpose()?.map(|state| state.with_updates_of(config));
     follow_first(&mut trainer, &*among.ranks)?;
     restore(&mut trainer, &*among.ranks, checkpoint.zip(saved.as_ref()))?;
     let state = saved.unwrap_or_else(|| TrainerState::start(config, total_steps));

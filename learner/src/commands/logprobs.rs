@@ -92,9 +92,13 @@ fn read_row(fields: Map<String, Value>, model: &ModelConfig) -> anyhow::Result<R
             .map(|value| serde_json::from_value(value.clone()).map_err(|_| anyhow!("`{key}` is no list of token ids")))
     };
     let prompt = ids("prompt_ids").ok_or_else(|| anyhow!("the row has no `prompt_ids`"))??;
-    let completion = ids("completion_ids")
-        .or_else(|| ids("token_ids"))
-        .ok_or_else(|| anyhow!("the row has neither `completion_ids` nor `token_ids`"))??;
+    let completion = match (ids("completion_ids").transpose()?, ids("token_ids").transpose()?) {
+        (Some(one), Some(other)) if one != other => {
+            bail!("`completion_ids` and `token_ids` are both there and differ; leave one out")
+        }
+        (Some(ids), _) | (None, Some(ids)) => ids,
+        (None, None) => bail!("the row has neither `completion_ids` nor `token_ids`"),
+    };
     if prompt.is_empty() {
         bail!("`prompt_ids` is empty: the first token has nothing to be predicted from");
     }
@@ -121,7 +125,25 @@ fn difference(fields: &Map<String, Value>, found: &[f64]) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use harness::tiny_model::SMALL;
+    use shared::ModelDir;
+
     use super::*;
+
+    #[test]
+    fn a_row_with_two_completions_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        SMALL.write(dir.path(), 5);
+        let model = ModelDir::open(dir.path()).unwrap();
+        let read = |row: Value| read_row(row.as_object().unwrap().clone(), model.config());
+        let both = |other: Value| json!({"prompt_ids": [3], "completion_ids": [4, 5], "token_ids": other});
+        assert_eq!(read(both(json!([4, 5]))).unwrap().completion, [4, 5]);
+        let error = read(both(json!([4, 6]))).map(|row| row.completion).unwrap_err().to_string();
+        assert_eq!(error, "`completion_ids` and `token_ids` are both there and differ; leave one out");
+        assert_eq!(read(json!({"prompt_ids": [3], "token_ids": [7]})).unwrap().completion, [7]);
+        let error = read(json!({"prompt_ids": [3]})).map(|row| row.completion).unwrap_err().to_string();
+        assert_eq!(error, "the row has neither `completion_ids` nor `token_ids`");
+    }
 
     #[test]
     fn a_row_with_log_probs_that_json_does_not_have_is_found() {

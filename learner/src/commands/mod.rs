@@ -132,12 +132,12 @@ fn check_room(output: &Path, model: &ModelDir) -> anyhow::Result<()> {
 
 /// Refuses a number that is not above 0.
 fn above_zero(flag: &str, value: f64) -> anyhow::Result<()> {
-    check(flag, value, "a number above 0", value > 0.0)
+    check(flag, value, "a finite number above 0", value > 0.0)
 }
 
 /// Refuses a negative number.
 fn not_negative(flag: &str, value: f64) -> anyhow::Result<()> {
-    check(flag, value, "a number of at least 0", value >= 0.0)
+    check(flag, value, "a finite number of at least 0", value >= 0.0)
 }
 
 /// Refuses a number that is not a share below the whole.

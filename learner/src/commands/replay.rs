@@ -6,7 +6,7 @@ use anyhow::{Context, bail, ensure};
 use serde_json::{Map, Value, json};
 use shared::{
     RunDir,
-    config::{TrainConfig, layers},
+    config::{OPTIONS, OptionSpec, TrainConfig, layers},
     metrics::{self, Figure, Metric, OPTIMISATION, POLICY},
 };
 
@@ -20,8 +20,9 @@ use crate::{
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "tandem replay --run-dir DIR [--step N] [--device D] [--threads N] [--key value]...",
-    after_help = "Every option of run.toml that follows the flags above is another than the run's, for instance\n\
-                  --loss-type cispo --epsilon-high 5. The run must have been made with save_step_batches."
+    after_help = "Every option of the training that follows the flags above is another than the run's, for instance\n\
+                  --loss-type cispo --epsilon-high 5. Completions and rewards stay those of the run, so options of\n\
+                  generation and rewards are refused. The run must have been made with save_step_batches."
 )]
 pub struct Args {
     /// Run directory.
@@ -56,6 +57,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let original = layers::load(Some(&run_dir.config()), &Vec::new())?;
     let changed = layers::load(Some(&run_dir.config()), &layers::parse_overrides(&args.overrides)?)?;
     changed.validate()?;
+    refuse_idle(&original, &changed)?;
     let step = chosen(args.step, &run_dir.step_batches()?, &args.run_dir)?;
     let dir = run_dir.step_batch(step);
     let groups = read_step_batch(&dir)?;
@@ -64,6 +66,49 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let first = replay(&dir, &groups, &original, device).with_context(|| format!("step {step} as it was"))?;
     let second = replay(&dir, &groups, &changed, device).context("step with the changed options")?;
     report(step, &args.overrides, &first, &second)
+}
+
+/// Sections of options that say how a step is trained.
+const OF_TRAINING: [&str; 8] = [
+    "Batch and schedule",
+    "Memory of the learner",
+    "Advantages",
+    "Critic (advantage_estimator gae)",
+    "Objective",
+    "Reference policy",
+    "Mismatch between sampler and learner",
+    "Optimiser",
+];
+/// Options of other sections that do so too.
+const ALSO_OF_TRAINING: [&str; 11] = [
+    "model",
+    "reward_failure",
+    "max_completion_length",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "structured_outputs_regex",
+    "router_replay",
+    "seed",
+];
+
+/// Refuses changed options that cannot act on a kept step: its completions and their rewards are there already. Its
+/// figures would be the same, as if the option did not matter.
+fn refuse_idle(original: &TrainConfig, changed: &TrainConfig) -> anyhow::Result<()> {
+    let values = |config| serde_json::to_value(config).expect("a configuration is serialisable");
+    let (before, now) = (values(original), values(changed));
+    let acts = |option: &&OptionSpec| OF_TRAINING.contains(&option.section) || ALSO_OF_TRAINING.contains(&option.key);
+    let idle = OPTIONS.iter().filter(|option| before[option.key] != now[option.key] && !acts(option));
+    let idle: Vec<String> = idle.map(|option| format!("`{}`", option.key)).collect();
+    ensure!(
+        idle.is_empty(),
+        "{} cannot act on a kept step, whose completions and rewards are those of the run; options of the training \
+         can, as `loss_type`, `epsilon` or `learning_rate`, and --device and --threads",
+        idle.join(", ")
+    );
+    Ok(())
 }
 
 /// The step that is asked for, if the run has kept it; without one, the newest that it has kept.
@@ -128,6 +173,25 @@ fn shown(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn options_that_cannot_act_on_a_kept_step_are_refused_by_name() {
+        let run = TrainConfig::default();
+        let weights = TrainConfig { reward_weights: vec![2.0], num_generations: 4, ..run.clone() };
+        let error = refuse_idle(&run, &weights).unwrap_err().to_string();
+        assert!(error.starts_with("`reward_weights`, `num_generations` cannot act on a kept step"), "{error}");
+        let trained = TrainConfig { temperature: 0.5, epsilon: 0.1, learning_rate: 1e-3, seed: 7, ..run.clone() };
+        refuse_idle(&run, &trained).unwrap();
+        for known in OF_TRAINING {
+            assert!(OPTIONS.iter().any(|option| option.section == known), "{known}");
+        }
+        for known in ALSO_OF_TRAINING {
+            assert!(
+                OPTIONS.iter().any(|option| option.key == known && !OF_TRAINING.contains(&option.section)),
+                "{known}"
+            );
+        }
+    }
 
     #[test]
     fn a_step_that_is_not_there_is_refused_with_those_that_are_or_with_the_option_that_keeps_them() {

@@ -23,8 +23,8 @@ pub struct Args {
     /// Model directory to start from: a language model, under a head that starts at 0, or a reward model.
     #[arg(long)]
     pub model: PathBuf,
-    /// Rows with `prompt`, `chosen` and `rejected` as text, or `prompt_ids`, `chosen_ids` and `rejected_ids`, in any
-    /// format of docs/data.md.
+    /// Rows with `prompt`, `chosen` and `rejected` as text, or `prompt_ids`, `chosen_ids` and `rejected_ids`, and
+    /// `margin` if they have one, in any format of docs/data.md.
     #[arg(long)]
     pub pairs: PathBuf,
     /// Pairs of earlier rounds, of which some are mixed in.

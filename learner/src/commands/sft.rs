@@ -61,6 +61,9 @@ pub struct Args {
     /// Largest global gradient norm; 0 = no clipping.
     #[arg(long, default_value_t = 1.0)]
     pub max_grad_norm: f64,
+    /// Keep at most this many tokens of prompt and completion, from the beginning. TRL `max_length`.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(2..))]
+    pub max_length: Option<u32>,
     /// Seed of the order of the rows.
     #[arg(long, default_value_t = 42)]
     pub seed: u64,
@@ -103,13 +106,15 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let device = args.compute.open()?;
     let (model, policy) = load_or_initialise(&args.model, args.init_seed, args.training.load_options(device))?;
     check_room(&args.output, &model)?;
-    let examples = Encoder::new(&model, !args.no_append_eos)?.read(&args.data)?;
+    let max_length = args.max_length.map(|length| length as usize);
+    let examples = Encoder::new(&model, !args.no_append_eos, max_length)?.read(&args.data)?;
     let batch_size = args.batch_size as usize;
     let of_epoch = updates_of_epoch(examples.len(), batch_size);
     let steps = args.max_steps.unwrap_or_else(|| ((args.epochs * of_epoch as f64).ceil() as u64).max(1));
     let warmup_steps =
         if args.warmup_steps < 1.0 { (args.warmup_steps * steps as f64).ceil() } else { args.warmup_steps };
     let scheduled = TrainConfig { warmup_steps: warmup_steps as u64, ..scheduled };
+    scheduled.warmup_remark(Some(steps)).iter().for_each(|remark| tracing::warn!("{remark}"));
     let longest = examples.iter().map(|e| e.prompt.len() + e.completion.len()).max().unwrap_or(1);
     let work = Workload::apart(longest, batch_size);
     let options = Options {

@@ -33,12 +33,14 @@ pub struct Answer {
 }
 
 /// Two completions of one prompt.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Pair {
     /// The better one.
     pub chosen: Answer,
     /// The worse one.
     pub rejected: Answer,
+    /// By how much the better one's score is to be higher before the loss is that of equal scores.
+    pub margin: f64,
 }
 
 #[derive(Debug, Deserialize)]
@@ -51,6 +53,7 @@ struct PairRow {
     rejected_ids: Option<Vec<u32>>,
     chosen_ends: Option<Vec<usize>>,
     rejected_ends: Option<Vec<usize>>,
+    margin: Option<Value>,
     tools: Option<Value>,
     chat_template_kwargs: Option<Value>,
 }
@@ -96,13 +99,22 @@ impl Prompt {
     }
 }
 
+/// What was read of a row, and how many tokens its longest answer had before it was cut.
+struct Uncut<T> {
+    read: T,
+    length: usize,
+}
+
 /// Turns rows into answers.
 #[derive(Debug)]
 pub struct Reader {
     text: TextIds,
     conversations: Conversations,
     level: Level,
-    max_length: usize,
+    /// The bound that is asked for.
+    asked: Option<usize>,
+    /// The model's limit.
+    limit: usize,
     /// Every end-of-sequence id; the first is appended to texts that have none at their end.
     eos: Vec<u32>,
 }
@@ -116,24 +128,36 @@ impl Reader {
     /// # Errors
     /// A tokenizer or chat template that cannot be read.
     pub fn new(model: &ModelDir, level: Level, max_length: Option<usize>) -> Result<Self, LearnerError> {
-        let limit = model.config().max_position_embeddings;
-        let max_length = max_length.map_or(limit, |most| most.min(limit));
+        let (asked, limit) = (max_length, model.config().max_position_embeddings);
         let (text, conversations) = (TextIds::open(model)?, Conversations::open(model)?);
-        Ok(Self { text, conversations, level, max_length, eos: model.generation().eos_token_ids.clone() })
+        Ok(Self { text, conversations, level, asked, limit, eos: model.generation().eos_token_ids.clone() })
     }
 
-    /// Reads a dataset of pairs.
+    /// Most tokens of an answer.
+    fn max_length(&self) -> usize {
+        self.asked.map_or(self.limit, |most| most.min(self.limit))
+    }
+
+    /// Reads a dataset of pairs. Remarks on its rows are warnings.
     ///
     /// # Errors
-    /// A dataset that cannot be read, or the first unusable row, with its place and the reason.
+    /// A dataset that cannot be read, the first unusable row, with its place and the reason, or pairs that are all of
+    /// two equal sides.
     pub fn pairs(&self, path: &Path) -> Result<Vec<Pair>, LearnerError> {
-        text::rows(path, |row: PairRow| {
+        let rows = text::rows(path, |row: PairRow| {
+            let margin = margin(row.margin.as_ref())?;
             let prompt = Prompt::of(row.prompt, row.prompt_ids, row.tools, row.chat_template_kwargs)?;
             let (chosen, rejected) = (row.chosen, row.rejected);
             let chosen = Given { key: "chosen", content: chosen, ids: row.chosen_ids, ends: row.chosen_ends };
             let rejected = Given { key: "rejected", content: rejected, ids: row.rejected_ids, ends: row.rejected_ends };
-            Ok(Pair { chosen: self.behind(&prompt, chosen)?, rejected: self.behind(&prompt, rejected)? })
-        })
+            let (chosen, rejected) = (self.behind(&prompt, chosen)?, self.behind(&prompt, rejected)?);
+            let length = chosen.length.max(rejected.length);
+            Ok(Uncut { read: Pair { chosen: chosen.read, rejected: rejected.read, margin }, length })
+        })?;
+        let equal = self.of_equal_sides(&rows).map_err(|message| LearnerError::content(path, message))?;
+        let long = self.of_long(&rows).map(|remark| format!("{remark}; --max-length sets another bound"));
+        long.into_iter().chain(equal).for_each(|remark| tracing::warn!("{}: {remark}", path.display()));
+        Ok(rows.into_iter().map(|row| row.read).collect())
     }
 
     /// Reads a dataset of single completions: `prompt` and `completion` or `prompt_ids` and `completion_ids`, and
@@ -142,16 +166,55 @@ impl Reader {
     /// # Errors
     /// As [`Self::pairs`].
     pub fn answers(&self, path: &Path) -> Result<Vec<Answer>, LearnerError> {
-        text::rows(path, |row: AnswerRow| {
+        let rows = text::rows(path, |row: AnswerRow| {
             let prompt = Prompt::of(row.prompt, row.prompt_ids, row.tools, row.chat_template_kwargs)?;
             let (content, ids) = (row.completion, row.completion_ids);
             self.behind(&prompt, Given { key: "completion", content, ids, ends: row.ends })
+        })?;
+        self.of_long(&rows).iter().for_each(|remark| tracing::warn!("{}: {remark}", path.display()));
+        Ok(rows.into_iter().map(|row| row.read).collect())
+    }
+
+    /// A remark on rows that only the model's limit cuts.
+    fn of_long<T>(&self, rows: &[Uncut<T>]) -> Option<String> {
+        let limit = self.limit;
+        let long = rows.iter().filter(|row| row.length > limit).count();
+        (long > 0 && self.asked.is_none_or(|most| most > limit)).then(|| {
+            format!(
+                "{long} of {} rows have more tokens than the {limit} positions of the model \
+                 (`max_position_embeddings`), and only their last {limit} are read",
+                rows.len()
+            )
         })
+    }
+
+    /// A remark on pairs of two equal sides, whose scores are equal whatever the weights are. An error where no pair is
+    /// of another kind.
+    fn of_equal_sides(&self, rows: &[Uncut<Pair>]) -> Result<Option<String>, String> {
+        let (all, most) = (rows.len(), self.max_length());
+        let equal: Vec<_> = rows.iter().filter(|row| row.read.chosen == row.read.rejected).collect();
+        if equal.is_empty() {
+            return Ok(None);
+        }
+        let cut = match equal.iter().filter(|row| row.length > most).count() {
+            0 => String::new(),
+            cut => format!(" ({cut} of them because only the last {most} tokens are read)"),
+        };
+        if equal.len() == all {
+            return Err(format!(
+                "in all {all} pairs the two sides are the same tokens{cut}, so there is nothing to learn; write pairs \
+                 that differ, or let --max-length be large enough for their differences"
+            ));
+        }
+        Ok(Some(format!(
+            "in {} of {all} pairs the two sides are the same tokens{cut}, and nothing is learned from them",
+            equal.len()
+        )))
     }
 
     /// A completion behind its prompt. Its messages either go on from those of the prompt, or are the whole
     /// conversation, as TRL's `RewardTrainer` takes them.
-    fn behind(&self, prompt: &Prompt, given: Given) -> Result<Answer, String> {
+    fn behind(&self, prompt: &Prompt, given: Given) -> Result<Uncut<Answer>, String> {
         let Given { key, content, ids, ends } = given;
         let content = conversation::content(key, content.filter(|_| ids.is_none()))?;
         let text = match (prompt.content.clone(), content) {
@@ -200,7 +263,7 @@ impl Reader {
         completion: &[u32],
         ends: Option<Vec<usize>>,
         key: &str,
-    ) -> Result<Answer, String> {
+    ) -> Result<Uncut<Answer>, String> {
         let last = completion.len().checked_sub(1).ok_or_else(|| format!("`{key}` has no token"))?;
         let ends = match ends {
             Some(ends) if self.level == Level::Steps => ends,
@@ -213,13 +276,21 @@ impl Reader {
             ));
         }
         let tokens: Vec<u32> = prompt.iter().chain(completion).copied().collect();
-        let cut = tokens.len().saturating_sub(self.max_length);
+        let (length, most) = (tokens.len(), self.max_length());
+        let cut = length.saturating_sub(most);
         let ends = ends.iter().filter_map(|end| (prompt.len() + end).checked_sub(cut)).collect::<Vec<_>>();
         if ends.is_empty() {
-            return Err(format!("no step of `{key}` ends within the last {} tokens", self.max_length));
+            return Err(format!("no step of `{key}` ends within the last {most} tokens"));
         }
-        Ok(Answer { tokens: tokens[cut..].to_vec(), ends })
+        Ok(Uncut { read: Answer { tokens: tokens[cut..].to_vec(), ends }, length })
     }
+}
+
+/// The margin of a row; rows without one have 0, as pairs in TRL's `RewardTrainer` where the column is missing.
+fn margin(value: Option<&Value>) -> Result<f64, String> {
+    let Some(value) = value else { return Ok(0.0) };
+    let number = value.as_f64().filter(|margin| margin.is_finite());
+    number.ok_or_else(|| format!("`margin` must be a finite number, found {value}"))
 }
 
 #[cfg(test)]
@@ -258,13 +329,79 @@ mod tests {
             tokens: text.bytes().map(|byte| u32::from(byte) - 30).collect(),
             ends: vec![text.len() - 1],
         };
-        let expected = Pair { chosen: text("u2;a4;"), rejected: text("u2;a5;") };
+        let expected = Pair { chosen: text("u2;a4;"), rejected: text("u2;a5;"), margin: 0.0 };
         assert_eq!(found, [expected.clone(), expected]);
         let error = pairs(&format!("{{\"prompt\": [{user}], \"chosen\": \"4\", \"rejected\": \"5\"}}")).unwrap_err();
         assert!(error.contains("line 1: `prompt` is a list of messages and `chosen` is none"), "{error}");
         let beside =
             pairs(r#"{"prompt": 7, "prompt_ids": [3], "chosen": {}, "chosen_ids": [4, 5], "rejected_ids": [6]}"#);
         let of = |tokens: &[u32]| Answer { tokens: tokens.to_vec(), ends: vec![tokens.len() - 1] };
-        assert_eq!(beside.unwrap(), [Pair { chosen: of(&[3, 4, 5]), rejected: of(&[3, 6]) }]);
+        assert_eq!(beside.unwrap(), [Pair { chosen: of(&[3, 4, 5]), rejected: of(&[3, 6]), margin: 0.0 }]);
+    }
+
+    /// A reader for a model without tokenizer, with this bound, and a place for rows.
+    fn reader(max_length: Option<usize>) -> (tempfile::TempDir, Reader) {
+        let dir = tempfile::tempdir().unwrap();
+        SMALL.write(dir.path(), 5);
+        let reader = Reader::new(&ModelDir::open(dir.path()).unwrap(), Level::Outcome, max_length).unwrap();
+        (dir, reader)
+    }
+
+    #[test]
+    fn a_margin_is_read_and_what_is_no_number_is_refused_by_its_line() {
+        let (dir, reader) = reader(None);
+        let path = dir.path().join("rows.jsonl");
+        let ids = r#""prompt_ids": [3], "chosen_ids": [4], "rejected_ids": [5]"#;
+        fs::write(
+            &path,
+            format!("{{{ids}, \"margin\": 0.5}}\n{{{ids}}}\n{{{ids}, \"margin\": null}}\n{{{ids}, \"margin\": -2}}\n"),
+        )
+        .unwrap();
+        let margins: Vec<f64> = reader.pairs(&path).unwrap().iter().map(|pair| pair.margin).collect();
+        assert_eq!(margins, [0.5, 0.0, 0.0, -2.0]);
+        for bad in ["\"large\"", "[1]", "true"] {
+            fs::write(&path, format!("{{{ids}}}\n{{{ids}, \"margin\": {bad}}}\n")).unwrap();
+            let error = reader.pairs(&path).unwrap_err().to_string();
+            assert!(error.contains("line 2: `margin` must be a finite number, found "), "{error}");
+        }
+    }
+
+    #[test]
+    fn rows_that_the_models_limit_cuts_are_counted() {
+        let rows = |lengths: &[usize]| -> Vec<Uncut<()>> {
+            lengths.iter().map(|&length| Uncut { read: (), length }).collect()
+        };
+        let (_dir, own) = reader(None);
+        let limit = own.limit;
+        let remark = own.of_long(&rows(&[3, limit + 1, limit])).unwrap();
+        assert!(remark.starts_with(&format!("1 of 3 rows have more tokens than the {limit} positions")), "{remark}");
+        assert_eq!(own.of_long(&rows(&[3, limit])), None);
+        let (_dir, asked) = reader(Some(4));
+        assert_eq!(asked.of_long(&rows(&[limit + 1])), None, "what is asked for is no surprise");
+        let (_dir, beyond) = reader(Some(limit + 1));
+        assert!(beyond.of_long(&rows(&[limit + 1])).is_some());
+    }
+
+    #[test]
+    fn pairs_of_equal_sides_are_counted_and_refused_where_there_are_no_others() {
+        let (dir, reader) = reader(Some(2));
+        let path = dir.path().join("rows.jsonl");
+        let row = |chosen: &str, rejected: &str| {
+            format!("{{\"prompt_ids\": [3], \"chosen_ids\": {chosen}, \"rejected_ids\": {rejected}}}\n")
+        };
+        let (same, cut, other) = (row("[4]", "[4]"), row("[4, 5, 6]", "[7, 5, 6]"), row("[4]", "[5]"));
+        fs::write(&path, [&same[..], &cut].concat()).unwrap();
+        let error = reader.pairs(&path).unwrap_err().to_string();
+        let words = "rows.jsonl: in all 2 pairs the two sides are the same tokens (1 of them because only the last 2";
+        assert!(error.contains(words) && error.contains("--max-length"), "{error}");
+        fs::write(&path, [&same[..], &cut, &other].concat()).unwrap();
+        let pairs = reader.pairs(&path).unwrap();
+        assert_eq!(pairs.len(), 3);
+        let uncut = |length: &[usize]| -> Vec<Uncut<Pair>> {
+            pairs.iter().cloned().zip(length).map(|(read, &length)| Uncut { read, length }).collect()
+        };
+        let remark = reader.of_equal_sides(&uncut(&[2, 4, 2])).unwrap().unwrap();
+        assert!(remark.starts_with("in 2 of 3 pairs the two sides are the same tokens (1 of them"), "{remark}");
+        assert_eq!(reader.of_equal_sides(&uncut(&[2, 2, 2])[2..]), Ok(None));
     }
 }

@@ -1,5 +1,5 @@
 //! Training of a reward model on comparisons: the Bradley-Terry loss (Christiano et al. 2017; Ouyang et al. 2022, eq.
-//! 1).
+//! 1), with the margins of pairs that have one (Touvron et al. 2023, eq. 2).
 //!
 //! In iterative GRPO (DeepSeekMath, algorithm 1) it is trained further in every round, on fresh comparisons mixed with
 //! a share of old ones.
@@ -177,7 +177,8 @@ pub fn rank(scorer: &Scorer, pairs: &[Pair], budget: usize) -> Result<Ranking, L
     let leads: Vec<f64> = scores.chunks(2).map(|pair| pair[0] - pair[1]).collect();
     let count = leads.len() as f64;
     let right = leads.iter().map(|&lead| f64::from(lead > 0.0) + 0.5 * f64::from(lead == 0.0)).sum::<f64>();
-    Ok(Ranking { loss: leads.iter().map(|&lead| bradley_terry(lead).0).sum::<f64>() / count, accuracy: right / count })
+    let loss = leads.iter().zip(pairs).map(|(lead, pair)| bradley_terry(lead - pair.margin).0).sum::<f64>();
+    Ok(Ranking { loss: loss / count, accuracy: right / count })
 }
 
 /// Mean Bradley-Terry loss of pairs, its gradients added to `gradients`.
@@ -194,8 +195,8 @@ pub fn loss_and_gradients(
         let batch = AnswerBatch::new(&answers, device);
         scorer.differentiate(&batch.packed, &batch.positions_N, gradients, &mut |scores| {
             let scores: Vec<f64> = batch.by_answer(scores).rows().map(mean).collect();
-            let gradients = scores.chunks(2).flat_map(|pair| {
-                let (loss, gradient) = bradley_terry(pair[0] - pair[1]);
+            let gradients = scores.chunks(2).zip(&items).flat_map(|(pair, &i)| {
+                let (loss, gradient) = bradley_terry(pair[0] - pair[1] - pairs[i].margin);
                 sum += loss;
                 [gradient / count, -gradient / count]
             });
@@ -205,7 +206,8 @@ pub fn loss_and_gradients(
     Ok(sum / count)
 }
 
-/// `−log σ(lead)` and its derivative with respect to the lead of the chosen completion.
+/// `−log σ(lead)` and its derivative with respect to the lead of the chosen completion. A margin is taken off the lead
+/// before.
 #[must_use]
 pub fn bradley_terry(lead: f64) -> (f64, f64) {
     let small = (-lead.abs()).exp();

@@ -22,6 +22,27 @@ pub struct Example {
     pub completion: Vec<u32>,
 }
 
+impl Example {
+    /// The first `most` tokens, as TRL keeps them (`truncation_mode` keep_start).
+    ///
+    /// # Errors
+    /// When no token of the completion is left.
+    fn first(self, most: usize) -> Result<Self, String> {
+        let Self { prompt, mut completion } = self;
+        match most.checked_sub(prompt.len()).filter(|&rest| rest > 0) {
+            Some(rest) => {
+                completion.truncate(rest);
+                Ok(Self { prompt, completion })
+            }
+            None => Err(format!(
+                "its prompt has {} tokens, so --max-length {most} leaves nothing of its completion: raise it, or leave \
+                 the row out",
+                prompt.len()
+            )),
+        }
+    }
+}
+
 /// A row: texts, messages, or token ids that are taken as they are.
 #[derive(Debug, Deserialize)]
 struct Row {
@@ -72,14 +93,19 @@ pub struct Encoder {
     conversations: Conversations,
     /// Every end-of-sequence id; the first is appended to completion texts that have none at their end.
     eos: Vec<u32>,
+    /// Most tokens of an example, if that is bounded.
+    max_length: Option<usize>,
+    /// The model's limit.
+    limit: usize,
 }
 
 impl Encoder {
-    /// An encoder with the model's tokenizer; without one, rows must carry token ids.
+    /// An encoder with the model's tokenizer; without one, rows must carry token ids. A row with more than `max_length`
+    /// tokens keeps its first ones.
     ///
     /// # Errors
     /// A tokenizer that cannot be read, or `append_eos` for a model that names no end-of-sequence token.
-    pub fn new(model: &ModelDir, append_eos: bool) -> Result<Self, LearnerError> {
+    pub fn new(model: &ModelDir, append_eos: bool, max_length: Option<usize>) -> Result<Self, LearnerError> {
         let text = TextIds::open(model)?;
         let eos = if append_eos { model.generation().eos_token_ids.clone() } else { Vec::new() };
         if append_eos && eos.is_empty() {
@@ -89,7 +115,8 @@ impl Encoder {
                  `eos_token`; add one, or pass --no-append-eos",
             ));
         }
-        Ok(Self { text, conversations: Conversations::open(model)?, eos })
+        let limit = model.config().max_position_embeddings;
+        Ok(Self { text, conversations: Conversations::open(model)?, eos, max_length, limit })
     }
 
     /// Reads a dataset, and reports which part of its rows is trained on.
@@ -104,7 +131,7 @@ impl Encoder {
                 tracing::info!("{count} rows are {}", kind.words());
             }
         }
-        remarks(&rows).iter().for_each(|remark| tracing::warn!("{remark}"));
+        remarks(&rows).iter().chain(&self.of_long(&rows)).for_each(|remark| tracing::warn!("{remark}"));
         Ok(rows.into_iter().map(|row| row.example).collect())
     }
 
@@ -145,7 +172,25 @@ impl Encoder {
         if example.prompt.is_empty() || example.completion.is_empty() {
             return Err("prompt and completion must have at least one token each".into());
         }
+        let example = match self.max_length {
+            Some(most) => example.first(most)?,
+            None => example,
+        };
         Ok(Encoded { example, kind, lost, has_both })
+    }
+
+    /// A remark on rows that are longer than the model's limit.
+    fn of_long(&self, rows: &[Encoded]) -> Option<String> {
+        let (all, limit) = (rows.len(), self.limit);
+        let is_long = |row: &&Encoded| row.example.prompt.len() + row.example.completion.len() > limit;
+        let long = rows.iter().filter(is_long).count();
+        (long > 0).then(|| {
+            format!(
+                "{long} of {all} rows have more tokens than the {limit} positions of the model \
+                 (`max_position_embeddings`), and it is trained beyond them; --max-length {limit} keeps the first \
+                 {limit} tokens of each row"
+            )
+        })
     }
 
     /// An example whose completion is the tokens that follow the rendered prompt in the tokens of both together. The
@@ -209,6 +254,7 @@ mod tests {
     use std::fs;
 
     use harness::tiny_model::{SMALL, write_tokenizer};
+    use serde_json::json;
 
     use super::*;
 
@@ -218,7 +264,7 @@ mod tests {
         SMALL.write(dir.path(), 5);
         write_tokenizer(dir.path());
         fs::write(dir.path().join("chat_template.jinja"), template).unwrap();
-        let encoder = Encoder::new(&ModelDir::open(dir.path()).unwrap(), true).unwrap();
+        let encoder = Encoder::new(&ModelDir::open(dir.path()).unwrap(), true, None).unwrap();
         let row = |line: &str| encoder.encode(serde_json::from_str(line).unwrap()).unwrap();
         remarks(&lines.lines().map(row).collect::<Vec<_>>())
     }
@@ -258,7 +304,7 @@ mod tests {
             id => char::from_u32(id + 30).unwrap(),
         };
         let text = |ids: &[u32]| ids.iter().map(character).collect::<String>();
-        let encoder = Encoder::new(&ModelDir::open(dir.path()).unwrap(), true).unwrap();
+        let encoder = Encoder::new(&ModelDir::open(dir.path()).unwrap(), true, None).unwrap();
         let found = encoder.read(&data).map_err(|error| error.to_string())?;
         Ok(found.iter().map(|example| (text(&example.prompt), text(&example.completion))).collect())
     }
@@ -300,7 +346,7 @@ mod tests {
         };
         let (prompt, completion) = (vec![1, 403, 407], vec![261, 378, 383, 286, 261, 280, 294, 426, 2]);
         let row = r#"{"prompt": "Once upon", "completion": " a time there was a cat."}"#;
-        let found = Encoder::new(&model, true).unwrap().read(&write("sft.jsonl", row)).unwrap();
+        let found = Encoder::new(&model, true, None).unwrap().read(&write("sft.jsonl", row)).unwrap();
         assert_eq!(found, [Example { prompt: prompt.clone(), completion: completion.clone() }]);
         let row = r#"{"prompt": "Once upon", "chosen": " a time there was a cat.", "rejected": " a time"}"#;
         let reader = crate::reward_model::Reader::new(&model, crate::reward_model::Level::Outcome, None).unwrap();
@@ -310,6 +356,40 @@ mod tests {
             (&pairs[0].rejected.tokens[..], &pairs[0].rejected.ends[..]),
             (&[1, 403, 407, 261, 378, 2][..], &[5][..])
         );
+    }
+
+    #[test]
+    fn rows_longer_than_the_model_are_counted_and_cut_where_that_is_asked_for() {
+        let dir = tempfile::tempdir().unwrap();
+        SMALL.write(dir.path(), 5);
+        let model = ModelDir::open(dir.path()).unwrap();
+        let limit = model.config().max_position_embeddings;
+        let data = dir.path().join("rows.jsonl");
+        let ids = |count: usize| vec![4; count];
+        let row =
+            |prompt: usize, completion: usize| json!({"prompt_ids": ids(prompt), "completion_ids": ids(completion)});
+        let encode = |max_length, row: Value| {
+            let encoder = Encoder::new(&model, false, max_length);
+            encoder.map(|encoder| (encoder.encode(serde_json::from_value(row).unwrap()).unwrap(), encoder))
+        };
+        fs::write(&data, [row(limit, 1), row(2, 3), row(2, limit - 2)].map(|row| row.to_string()).join("\n")).unwrap();
+        let lengths = |max_length| -> Vec<(usize, usize)> {
+            let examples = Encoder::new(&model, false, max_length).unwrap().read(&data).unwrap();
+            examples.iter().map(|example| (example.prompt.len(), example.completion.len())).collect()
+        };
+        assert_eq!(lengths(None), [(limit, 1), (2, 3), (2, limit - 2)]);
+        assert_eq!(lengths(Some(limit + 1)), lengths(None));
+        let (long, encoder) = encode(None, row(limit, 1)).unwrap();
+        let (fits, _) = encode(None, row(2, limit - 2)).unwrap();
+        let remark = encoder.of_long(&[long, fits]).unwrap();
+        assert!(remark.starts_with(&format!("1 of 2 rows have more tokens than the {limit} positions")), "{remark}");
+        let (cut, encoder) = encode(Some(limit), row(limit - 1, 5)).unwrap();
+        assert_eq!((cut.example.completion.len(), encoder.of_long(&[cut])), (1, None));
+        let parts = Example { prompt: vec![1, 2], completion: vec![3, 4, 5] };
+        assert_eq!(parts.clone().first(9), Ok(parts.clone()));
+        assert_eq!(parts.clone().first(4), Ok(Example { prompt: vec![1, 2], completion: vec![3, 4] }));
+        let refused = parts.first(2).unwrap_err();
+        assert!(refused.starts_with("its prompt has 2 tokens, so --max-length 2 leaves nothing"), "{refused}");
     }
 
     #[test]

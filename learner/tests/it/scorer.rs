@@ -39,10 +39,32 @@ fn answer(stream: &mut Stream, length: u64, ends: &[usize]) -> Answer {
 
 fn pairs() -> Vec<Pair> {
     let stream = &mut Stream::new(&[5]);
-    [(5, vec![4], 9, vec![2, 8]), (7, vec![1, 4, 6], 3, vec![2]), (12, vec![11], 2, vec![1])]
+    [(5, vec![4], 9, vec![2, 8], 0.0), (7, vec![1, 4, 6], 3, vec![2], 0.7), (12, vec![11], 2, vec![1], -0.4)]
         .into_iter()
-        .map(|(a, a_ends, b, b_ends)| Pair { chosen: answer(stream, a, &a_ends), rejected: answer(stream, b, &b_ends) })
+        .map(|(a, a_ends, b, b_ends, margin)| Pair {
+            chosen: answer(stream, a, &a_ends),
+            rejected: answer(stream, b, &b_ends),
+            margin,
+        })
         .collect()
+}
+
+/// TRL's `RewardTrainer`: `-logsigmoid(chosen - rejected - margin).mean()`.
+#[test]
+fn a_margin_is_taken_off_the_lead() {
+    let (scorer, mut pairs) = (scorer("qwen2"), pairs());
+    let mean = |answer: &Answer| {
+        let scores = score(&scorer, std::slice::from_ref(answer), 1 << 20).unwrap();
+        scores.values().iter().sum::<f64>() / scores.values().len() as f64
+    };
+    let loss = |pair: &Pair| (1.0 + (mean(&pair.rejected) + pair.margin - mean(&pair.chosen)).exp()).ln();
+    let expected = pairs.iter().map(loss).sum::<f64>() / pairs.len() as f64;
+    let found = rank(&scorer, &pairs, 1 << 20).unwrap();
+    assert!((found.loss - expected).abs() < 1e-9, "{} is not {expected}", found.loss);
+    pairs.iter_mut().for_each(|pair| pair.margin = 0.0);
+    let without = rank(&scorer, &pairs, 1 << 20).unwrap();
+    assert!((without.loss - expected).abs() > 1e-3, "the margins count");
+    assert_eq!(without.accuracy, found.accuracy, "pairs are ranked without them");
 }
 
 #[test]

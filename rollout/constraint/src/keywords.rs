@@ -1,9 +1,11 @@
-//! Misspelt keywords of JSON schemas.
+//! Misspelt keywords of JSON schemas, and the way through all schemas in one.
 //!
 //! JSON Schema takes a keyword that it does not know for a remark, and so does the library. A misspelt one would bound
 //! nothing, and nobody would be told.
 
 use serde_json::Value;
+
+use super::numbers;
 
 /// Keywords, and names of remarks that resemble one.
 const KEYWORDS: [&str; 50] = [
@@ -65,18 +67,21 @@ const VALUES: [&str; 5] = ["const", "default", "enum", "example", "examples"];
 /// How alike another word and a keyword are at least, of 1, if the keyword was meant.
 const ALIKE: f64 = 0.8;
 
-/// Refuses a schema with a key that is nearly a keyword.
+/// Refuses a schema with a key that is nearly a keyword, or with numbers that would be rounded.
 pub fn check(schema: &Value) -> Result<(), String> {
     match schema {
         Value::Array(schemas) => schemas.iter().try_for_each(check),
-        Value::Object(keys) => keys.iter().try_for_each(|(key, value)| match (key.as_str(), value) {
-            (key, _) if VALUES.contains(&key) => Ok(()),
-            (key, Value::Object(named)) if BY_NAMES.contains(&key) => named.values().try_for_each(check),
-            (key, value) if KEYWORDS.contains(&key) => check(value),
-            (key, _) => meant(key).map_or(Ok(()), |keyword| {
-                Err(format!("`{key}` is no keyword of JSON schemas, and would bound nothing; `{keyword}` is one"))
-            }),
-        }),
+        Value::Object(keys) => {
+            numbers::check(keys)?;
+            keys.iter().try_for_each(|(key, value)| match (key.as_str(), value) {
+                (key, _) if VALUES.contains(&key) => Ok(()),
+                (key, Value::Object(named)) if BY_NAMES.contains(&key) => named.values().try_for_each(check),
+                (key, value) if KEYWORDS.contains(&key) => check(value),
+                (key, _) => meant(key).map_or(Ok(()), |keyword| {
+                    Err(format!("`{key}` is no keyword of JSON schemas, and would bound nothing; `{keyword}` is one"))
+                }),
+            })
+        }
         _ => Ok(()),
     }
 }
@@ -95,12 +100,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_misspelt_keyword_is_named_wherever_a_schema_stands() {
+    fn what_is_not_followed_is_named_wherever_a_schema_stands() {
         for (schema, words) in [
             (json!({"type": "integer", "maximun": 5}), "`maximun` is no keyword of JSON schemas, and"),
             (json!({"properties": {"a": {"maxLenght": 2}}}), "`maxLenght`"),
             (json!({"anyOf": [{"type": "null"}, {"requird": ["a"]}]}), "`required` is one"),
             (json!({"$defs": {"x": {"items": {"additionalPropertys": false}}}}), "`additionalPropertys`"),
+            (json!({"items": {"anyOf": [{"minimum": 9_007_199_254_740_993_u64}]}}), "`minimum` 9007199254740993 w"),
         ] {
             let error = check(&schema).unwrap_err();
             assert!(error.contains(words), "{error}");

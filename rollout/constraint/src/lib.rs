@@ -10,6 +10,7 @@
 mod completion;
 mod keywords;
 mod limits;
+mod numbers;
 mod reason;
 #[cfg(test)]
 mod tests;

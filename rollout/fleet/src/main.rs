@@ -5,14 +5,17 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use rollout::commands::{end, run};
 use rollout_fleet::{
     commands::{check, reach, worker},
     coordinator::FleetFactory,
 };
 use rollout_rewards::contain;
-use shared::{process::command_line, system::native};
+use shared::{
+    process::{command_line, described, signals},
+    system::native,
+};
 use shared_bounds::Metered;
 use shared_fleet::{RefusedCalls, init_logging};
 
@@ -46,11 +49,12 @@ enum Command {
 static MEMORY: Metered = Metered;
 
 fn main() -> ExitCode {
-    if let Some(code) = contain::run_if_asked() {
+    if let Some(code) = contain::run_if_asked().or_else(|| described::run_if_asked(Cli::command)) {
         return code;
     }
     // SAFETY: nothing before has started a thread.
     unsafe { native::disable_telemetry() };
+    signals::make_oversized_writes_errors();
     let command = Cli::parse_from(command_line::words()).command;
     // Only a coordinator is called.
     let refused = if matches!(command, Command::Run(_)) { RefusedCalls::Explained } else { RefusedCalls::AsLogged };

@@ -143,7 +143,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let key = endpoint.key()?;
     let model = args.template.model(&args.named)?;
     let tokenizer = args.template.tokenizer(model.dir())?;
-    tell_warnings(model.dir().remarks_on_ends());
+    tell_warnings(model.dir().remarks_on_generation());
     let name = args.served_model_name.clone().unwrap_or_else(|| args.named.model.display().to_string());
     let mut options = args.batching.engine_options(usize::MAX, MAX_MODEL_LEN, model::limit(&model)?)?;
     let adapters = args.adapters.find(&model, &name, &options)?;

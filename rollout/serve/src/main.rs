@@ -12,7 +12,7 @@ use rollout_constraint::OfCommandLine;
 use rollout_rewards::contain;
 use rollout_serve::{command, run::AgentFactory};
 use shared::{
-    process::{command_line, logging},
+    process::{command_line, described, logging, signals},
     system::native,
 };
 use shared_bounds::Metered;
@@ -45,22 +45,27 @@ enum Command {
 static MEMORY: Metered = Metered;
 
 fn main() -> ExitCode {
-    if let Some(code) = contain::run_if_asked() {
+    if let Some(code) = contain::run_if_asked().or_else(|| described::run_if_asked(flags)) {
         return code;
     }
     // SAFETY: nothing before has started a thread.
     unsafe { native::disable_telemetry() };
-    let flags = Cli::command().mut_subcommand("serve", |serve| {
-        serve
-            .mut_arg("max_model_len", |flag| flag.help(command::max_model_len_help()))
-            .mut_arg("max_num_seqs", |flag| flag.help(command::max_num_seqs_help()))
-    });
-    let matches = flags.get_matches_from(command_line::words());
+    signals::make_oversized_writes_errors();
+    let matches = flags().get_matches_from(command_line::words());
     let command = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command;
     logging::init_from(if matches!(command, Command::Run(_)) { "info" } else { "warn" });
     end(match command {
         Command::Serve(args) => command::run(&args),
         Command::Run(args) => run::run(&args, &AgentFactory),
         Command::Generate(args) => generate::run(&args, &OfCommandLine).map(|()| ExitCode::SUCCESS),
+    })
+}
+
+/// The command line. Two flags mean something else to an endpoint than to a run.
+fn flags() -> clap::Command {
+    Cli::command().mut_subcommand("serve", |serve| {
+        serve
+            .mut_arg("max_model_len", |flag| flag.help(command::max_model_len_help()))
+            .mut_arg("max_num_seqs", |flag| flag.help(command::max_num_seqs_help()))
     })
 }

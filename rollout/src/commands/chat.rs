@@ -60,7 +60,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
          with `tandem generate --prompt TEXT`",
         args.named.model.display()
     );
-    tell_warnings(model.dir().remarks_on_ends());
+    tell_warnings(model.dir().remarks_on_generation());
     args.system.tell_of_system_prompt(&model);
     let limit = model::limit(&model)?;
     let options = args.batching.engine_options(1, USUAL_LENGTH, limit)?;

@@ -142,7 +142,7 @@ impl GenerationFlags {
         let tokenizer = rows.tokenizer(model.dir())?;
         let mut dataset = rows.dataset_for(prompts, &tokenizer, tools)?;
         drop(waiting);
-        tell_warnings(model.dir().remarks_on_ends());
+        tell_warnings(model.dir().remarks_on_generation());
         let held = tools.map(|tools| tools::held(tools, &self.rewards, &functions, sampling.max_completion_length));
         let conversations = match &held {
             Some(held) => Conversations::of(held, model.dir(), &tokenizer, &functions)?,

@@ -148,9 +148,10 @@ fn explain(
     if group.filler {
         text.push_str("its group has no contrast; it is there because dynamic sampling had spent its attempts\n");
     }
+    let tokenizer = tokenizer(run_dir);
     let file = run_dir.step_completions(*step);
     match row_of(&file, group, sample)? {
-        Some(row) => completion(text, &row),
+        Some(row) => completion(text, &row, &|ids| tokenizer.as_ref()?.text_tokenizer().decode_all(ids).ok()),
         None if run_dir.logged_steps()?.first().is_some_and(|first| step < first) => {
             let why = "it was removed with the oldest completions, when the records had reached `records_size_limit`";
             let _ = writeln!(text, "{} is gone: {why}", file.display());
@@ -161,7 +162,7 @@ fn explain(
     }
     let file = run_dir.step_tokens(*step);
     match tokens_of(&file, group, sample)? {
-        Some(record) => tokens(text, &record, tokenizer(run_dir).as_ref(), *state),
+        Some(record) => tokens(text, &record, tokenizer.as_ref(), *state),
         None => {
             let _ = writeln!(text, "\n{} is not kept (`token_records`)", file.display());
         }
@@ -248,7 +249,8 @@ fn whole_lines<T: Entry>(path: &Path) -> anyhow::Result<Vec<T>> {
     Ok(lines)
 }
 
-fn completion(text: &mut String, row: &Map<String, Value>) {
+/// What is recorded of a completion, with the ids of a prompt made a text by `decode`.
+fn completion(text: &mut String, row: &Map<String, Value>, decode: &dyn Fn(&[u32]) -> Option<String>) {
     let shown = |key: &str| row.get(key).filter(|value| !value.is_null()).map_or("none".to_owned(), Value::to_string);
     let pairs = |key: &str| -> Vec<String> {
         let list = row.get(key).and_then(Value::as_object);
@@ -267,7 +269,15 @@ fn completion(text: &mut String, row: &Map<String, Value>) {
         }
     }
     let words = |key: &str| row.get(key).and_then(Value::as_str);
-    said(text, "prompt", words("prompt").unwrap_or_default());
+    let shared: Vec<u32> = list(row, "shared_prompt_ids").filter_map(|id| id.as_u64()?.try_into().ok()).collect();
+    match decode(&shared).filter(|_| !shared.is_empty()) {
+        // An agent may ask with a prompt of its own in the place of the row's.
+        Some(shared) => {
+            said(text, "prompt of the row, which the agent was given", words("prompt").unwrap_or_default());
+            said(text, "what the policy read before all else, in all completions of the group", &shared);
+        }
+        None => said(text, "prompt", words("prompt").unwrap_or_default()),
+    }
     let Some(messages) = row.get("messages").and_then(Value::as_array) else {
         return said(text, "completion", words("completion").unwrap_or_default());
     };
@@ -468,13 +478,28 @@ mod tests {
             "turn_rewards": [0.5, null], "end_reward": 1.0,
         });
         let mut text = String::new();
-        completion(&mut text, row.as_object().unwrap());
+        completion(&mut text, row.as_object().unwrap(), &|_| None);
         let expected = "\nprompt:\n  2+3?\n\nenvironment, at the end of the prompt:\n  Room 1\n\npolicy, reward \
                         0.5:\n  calls add {\"a\":2}\n\ntool add:\n  5\n\npolicy:\n  It is 5.\n\nreward at the \
                         end: 1.0\n\nconversation: 2 turns, 1 \
                         call, of which 0 failed; ended by deadline: late";
         assert!(text.contains(expected), "{text}");
         assert!(!text.contains("all in one"), "{text}");
+    }
+
+    #[test]
+    fn of_an_agent_the_prompt_is_shown_that_the_policy_read() {
+        let row = serde_json::json!({ "prompt": "2+3?", "completion": "5", "shared_prompt_ids": [4, 7] });
+        let of = |decode: &dyn Fn(&[u32]) -> Option<String>| {
+            let mut text = String::new();
+            completion(&mut text, row.as_object().unwrap(), decode);
+            text
+        };
+        let shown = of(&|ids| Some(format!("You add.\n{ids:?}")));
+        let expected = "\nprompt of the row, which the agent was given:\n  2+3?\n\nwhat the policy read before all \
+                        else, in all completions of the group:\n  You add.\n  [4, 7]\n";
+        assert!(shown.contains(expected), "{shown}");
+        assert!(of(&|_| None).contains("\nprompt:\n  2+3?\n"), "without the model's tokenizer");
     }
 
     #[test]
@@ -487,7 +512,7 @@ mod tests {
         });
         let explained = |row: &Value| {
             let mut text = String::new();
-            completion(&mut text, row.as_object().unwrap());
+            completion(&mut text, row.as_object().unwrap(), &|_| None);
             text.split_once("2+3?\n\n").unwrap().1.to_owned()
         };
         let messages = ["policy:\n  5\n\n", "user:\n  Plan.\n\npolicy:\n  Add.\n\n", "conversation: 2 turns"];

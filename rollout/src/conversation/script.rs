@@ -1,35 +1,16 @@
-//! Messages to text with marks, and text with marks to ids: control tokens come from the template alone.
+//! The template and the tokenizer of conversations.
 
 use serde_json::{Map, Value};
-use shared_chat::{ChatTemplate, calls::Format};
+use shared_chat::calls::Format;
 use shared_tokenizer::{ControlTokens, Marks};
 
 use super::DialogueError;
-use crate::data::{Tokenizer, TokenizerError};
+use crate::data::{Marked, Tokenizer, TokenizerError};
 
 /// A tokenizer with its chat template.
 pub(super) struct Script {
     pub tokenizer: Tokenizer,
     pub format: Format,
-    pub control: ControlTokens,
-}
-
-/// A rendered text whose control tokens from elsewhere are marked.
-pub(super) struct Marked {
-    pub text: String,
-    pub marks: Marks,
-}
-
-impl Marked {
-    /// The text as the template writes it.
-    pub fn plain(&self, from: usize) -> String {
-        self.marks.removed_from(&self.text[from..])
-    }
-
-    /// The text for a person, who sees no marks of places.
-    pub fn shown(&self, from: usize) -> String {
-        self.plain(from).replace(self.marks.places, "…")
-    }
 }
 
 impl Script {
@@ -53,22 +34,20 @@ impl Script {
         if let Some((_, what)) = lacks.into_iter().find(|(lacks, _)| *lacks) {
             return Err(DialogueError::Unsupported(what));
         }
-        let control = tokenizer.text_tokenizer().control_tokens(|text| template.writes(text));
-        Ok(Self { tokenizer: tokenizer.clone(), format, control })
+        Ok(Self { tokenizer: tokenizer.clone(), format })
     }
 
-    fn template(&self) -> &ChatTemplate {
-        self.tokenizer.template().expect("`new` has asked for one")
+    /// The control tokens of tokenizer and template.
+    pub fn control(&self) -> &ControlTokens {
+        self.tokenizer.control_tokens()
     }
 
     /// Marks that none of these values has.
     ///
     /// # Errors
     /// When they have all characters that could be marks.
-    pub fn marks<'a>(&self, values: impl IntoIterator<Item = &'a Value>) -> Result<Marks, DialogueError> {
-        let is_taken = |mark: char| self.template().writes(mark.encode_utf8(&mut [0; 4]));
-        let full = || DialogueError::Encode("the messages have every rare character that could mark a place".into());
-        Marks::unused_in(values, is_taken).ok_or_else(full)
+    pub fn marks<'a>(&'a self, values: impl IntoIterator<Item = &'a Value>) -> Result<Marks, DialogueError> {
+        Ok(self.tokenizer.marks(values)?)
     }
 
     /// Renders messages and tools, up to the opening of the assistant's turn. A last message of the assistant is left
@@ -77,13 +56,11 @@ impl Script {
     /// # Errors
     /// Messages that the template refuses.
     pub fn render(&self, messages: &[Value], tools: &[Value], marks: Marks) -> Result<Marked, DialogueError> {
-        let marked = |values: &[Value]| values.iter().map(|value| self.control.mark(value, &marks)).collect::<Vec<_>>();
         let mut variables = Map::new();
         if !tools.is_empty() {
-            variables.insert("tools".into(), marked(tools).into());
+            variables.insert("tools".into(), tools.into());
         }
-        let text = self.tokenizer.render(&marked(messages), &variables)?;
-        Ok(Marked { text, marks })
+        Ok(self.tokenizer.render_marked(messages, &variables, marks)?)
     }
 
     /// Ids of a marked text. `begins` says whether it begins a prompt.
@@ -91,8 +68,7 @@ impl Script {
     /// # Errors
     /// When the tokenizer cannot represent the text.
     pub fn encode(&self, text: &str, marks: &Marks, begins: bool) -> Result<Vec<u32>, DialogueError> {
-        let ids = self.tokenizer.text_tokenizer().encode_marked(text, marks, &self.control, begins);
-        ids.map_err(DialogueError::Encode)
+        Ok(self.tokenizer.encode_marked(text, marks, begins)?)
     }
 
     /// Text of ids, special tokens included.

@@ -10,10 +10,8 @@ use std::ops::Range;
 use serde_json::{Value, json};
 use shared_tokenizer::Marks;
 
-use super::{
-    DialogueError,
-    script::{Marked, Script},
-};
+use super::{DialogueError, script::Script};
+use crate::data::Marked;
 
 /// What is given after a turn.
 #[derive(Debug, PartialEq, Eq)]
@@ -57,8 +55,8 @@ impl Ends {
     /// # Errors
     /// A template that writes no end of turn, or a reply in two ways.
     pub fn of(script: &Script, stop_tokens: &[u32]) -> Result<Self, DialogueError> {
-        let drawn = stop_tokens.iter().filter_map(|&id| script.control.text(id));
-        let written = script.format.ends_in_history().iter().copied().filter(|text| script.control.contains(text));
+        let drawn = stop_tokens.iter().filter_map(|&id| script.control().text(id));
+        let written = script.format.ends_in_history().iter().copied().filter(|text| script.control().contains(text));
         let mut texts: Vec<String> = drawn.chain(written).map(str::to_owned).collect();
         texts.sort_by(|a, b| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
         texts.dedup();

@@ -9,6 +9,7 @@ mod dataset;
 mod detokenizer;
 mod oddities;
 mod prompt;
+mod rendering;
 pub mod stop;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -16,5 +17,6 @@ mod tokenizer;
 
 pub use dataset::{Beginning, Dataset, DatasetError, PromptOptions, PromptRow};
 pub use detokenizer::Detokenizer;
+pub use rendering::Marked;
 pub use shared_chat::{ChatTemplate, TemplateError};
 pub use tokenizer::{TextToken, Tokenizer, TokenizerError};

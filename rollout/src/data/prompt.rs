@@ -10,7 +10,7 @@ use shared::PromptId;
 use shared_chat::{self as chat, text_of};
 
 use super::{
-    Beginning, PromptOptions, PromptRow, Tokenizer,
+    Beginning, Marked, PromptOptions, PromptRow, Tokenizer,
     adapters::{self, Prompt},
     oddities::Oddities,
 };
@@ -143,8 +143,9 @@ fn tokenise(
             Ok(Rendered { text, prefill, ids })
         }
         Prompt::Messages(messages) => {
-            let text = render(&messages, columns, tokenizer, oddities.has_system_prompt)?;
-            let ids = encode(&text, false)?;
+            let rendered = render(&messages, columns, tokenizer, oddities.has_system_prompt)?;
+            let text = rendered.plain(0);
+            let ids = tokenizer.prompt_ids(&rendered).map_err(|e| e.to_string())?;
             let given = chat::prefill(&messages).unwrap_or_default();
             // A template may strip the message.
             let prefill = [&*given, given.trim_start(), given.trim_end(), given.trim()]
@@ -187,9 +188,9 @@ fn render(
     columns: &Map<String, Value>,
     tokenizer: &Tokenizer,
     has_system_prompt: bool,
-) -> Result<String, String> {
+) -> Result<Marked, String> {
     let variables = shared_data::template_variables(columns)?;
-    tokenizer.render(messages, &variables).map_err(|error| {
+    tokenizer.prompt(messages, &variables).map_err(|error| {
         if has_system_prompt && tokenizer.render(&messages[1..], &variables).is_ok() {
             return format!(
                 "{error}; without `system_prompt` it can: leave that option out and put its words into the user \

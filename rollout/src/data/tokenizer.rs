@@ -1,12 +1,12 @@
 //! The tokenizer of a model directory.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rollout_rewards::PolicyTokenizer;
 use serde_json::{Map, Value};
 use shared::{ModelDir, config::JsonTable, model::model_dir::ModelDirError};
 use shared_chat::{ChatTemplate, TemplateError};
-use shared_tokenizer::{OpenError, TextTokenizer, TokenBytes};
+use shared_tokenizer::{ControlTokens, OpenError, TextTokenizer, TokenBytes};
 use time::OffsetDateTime;
 
 use super::{
@@ -45,6 +45,8 @@ pub enum TokenizerError {
 pub struct Tokenizer {
     inner: Arc<TextTokenizer>,
     template: Option<Arc<ChatTemplate>>,
+    /// The control tokens of both, once somebody has asked.
+    pub(super) control: Arc<OnceLock<ControlTokens>>,
     /// Variables that every rendering has.
     kwargs: Arc<Map<String, Value>>,
     /// Remarks on odd tokens and templates of the model.
@@ -131,6 +133,7 @@ impl Tokenizer {
         Ok(Self {
             inner: Arc::new(inner),
             template: template.map(Arc::new),
+            control: Arc::default(),
             kwargs: Arc::default(),
             remarks: remarks.into(),
             model_vocab_size: model.config().vocab_size,

@@ -1,8 +1,9 @@
 //! Chat templates, rendered the way transformers' `apply_chat_template` renders them.
 //!
-//! minijinja runs the templates. This crate adds named templates, Python's methods, the switches of a template, and a
-//! search for words of messages that a template leaves out. The sampler renders prompts with it; `learner sft` and
-//! `learner reward-model` render their rows with it. [`calls`] reads the calls of tools that a model writes.
+//! minijinja runs the templates. This crate adds named templates, Python's methods, values as Python writes them, the
+//! switches of a template, and a search for words of messages that a template leaves out. The sampler renders prompts
+//! with it; `learner sft` and `learner reward-model` render their rows with it. [`calls`] reads the calls of tools that
+//! a model writes.
 
 pub mod calls;
 mod content;
@@ -10,6 +11,7 @@ mod model;
 mod nesting;
 mod python;
 pub mod turn;
+mod written;
 
 use std::{
     borrow::Cow,
@@ -24,13 +26,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use minijinja::{
-    Environment, Error, ErrorKind, Value as TemplateValue,
-    syntax::SyntaxConfig,
-    value::{Kwargs, Serde},
-};
-use serde::Serialize;
-use serde_json::{Map, Value, json, ser};
+use minijinja::{Environment, Error, ErrorKind, Value as TemplateValue, syntax::SyntaxConfig, value::Serde};
+use serde_json::{Map, Value, json};
 use shared_bounds::{OneLine, guarded};
 use time::OffsetDateTime;
 
@@ -78,9 +75,6 @@ const MOST_MEMORY: u64 = 1 << 30;
 
 /// The owner of that memory, for the message.
 const WHAT: &str = "the chat template of the model";
-
-/// Most spaces that JSON may be indented by.
-const MOST_INDENT: usize = 64;
 
 /// Bytes of the stack on which a template is compiled and rendered; the system maps them as they are used. See
 /// [`nesting`].
@@ -133,7 +127,7 @@ impl ChatTemplate {
         environment.set_syntax(syntax.clone());
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         python::add_to(&mut environment);
-        environment.add_filter("tojson", to_json);
+        written::add_to(&mut environment);
         // Python's None is not iterable; minijinja's is, as an empty list.
         environment.add_test("iterable", |value: &TemplateValue| !value.is_none() && value.try_iter().is_ok());
         environment.add_function("raise_exception", raise_exception);
@@ -434,46 +428,6 @@ fn way_out(error: &Error, detail: &str) -> String {
         return "; write it otherwise in a copy of the template, and name that as `chat_template`".to_owned();
     }
     String::new()
-}
-
-/// Python's `json.dumps(value, ensure_ascii=False)`: `", "` and `": "` between items, nothing escaped for HTML.
-struct PythonFormatter;
-
-impl ser::Formatter for PythonFormatter {
-    fn begin_array_value<W: ?Sized + std::io::Write>(&mut self, writer: &mut W, first: bool) -> std::io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
-    }
-
-    fn begin_object_key<W: ?Sized + std::io::Write>(&mut self, writer: &mut W, first: bool) -> std::io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
-    }
-
-    fn begin_object_value<W: ?Sized + std::io::Write>(&mut self, writer: &mut W) -> std::io::Result<()> {
-        writer.write_all(b": ")
-    }
-}
-
-fn to_json(value: &TemplateValue, kwargs: Kwargs) -> Result<TemplateValue, Error> {
-    let indent: Option<usize> = kwargs.get("indent")?;
-    // Accepted for compatibility: this is how the filter works anyway.
-    let _: Option<bool> = kwargs.get("ensure_ascii")?;
-    kwargs.assert_all_used()?;
-    let mut bytes = Vec::new();
-    let result = match indent {
-        Some(width) if width > MOST_INDENT => {
-            let reason = format!("tojson: indent is {width}, and may be {MOST_INDENT}");
-            return Err(Error::new(ErrorKind::InvalidOperation, reason));
-        }
-        Some(width) => {
-            let indent = " ".repeat(width);
-            let formatter = ser::PrettyFormatter::with_indent(indent.as_bytes());
-            value.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, formatter))
-        }
-        None => value.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, PythonFormatter)),
-    };
-    result.map_err(|e| Error::new(ErrorKind::BadSerialization, format!("tojson: {e}")))?;
-    let text = String::from_utf8(bytes).expect("JSON is UTF-8");
-    Ok(TemplateValue::from_safe_string(text))
 }
 
 #[cfg(test)]

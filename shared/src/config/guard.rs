@@ -113,7 +113,7 @@ impl GuardRule {
                 }
                 word if word == bound && sign != GuardSign::NonFinite => {
                     let parsed = value.trim().parse().ok().filter(|n: &f64| n.is_finite() && *n >= 0.0);
-                    rule.threshold = parsed.ok_or_else(|| number("a number of at least 0"))?;
+                    rule.threshold = parsed.ok_or_else(|| number("a finite number of at least 0"))?;
                 }
                 other if sign == GuardSign::NonFinite => {
                     return Err(format!("`{other}` is nothing that {sign} has; it has `steps`"));
@@ -184,7 +184,7 @@ mod tests {
             (&["mismatch=halt"], "action `halt` is none of warn,"),
             (&["mismatch=stop:below=1"], "`below` is nothing that mismatch has; it has `above` and `steps`"),
             (&["entropy_gone=stop:above=1"], "it has `below` and `steps`"),
-            (&["mismatch=stop:above=nan"], "`above` must be a number of at least 0, got nan"),
+            (&["mismatch=stop:above=nan"], "`above` must be a finite number of at least 0, got nan"),
             (&["mismatch=stop:steps=0"], "`steps` must be at least 1, got 0"),
             (&["non_finite=stop:above=1"], "it has `steps`"),
             (&["mismatch=stop", "mismatch=warn"], "names mismatch twice"),

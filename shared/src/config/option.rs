@@ -200,8 +200,8 @@ impl OptionSpec {
     /// # Errors
     /// `must be`, the bounds, and the number that was given; or that the text is empty, and the meaning of its absence.
     pub fn check<T: OptionValue>(&self, value: &T) -> Result<(), String> {
-        if let Some(found) = value.outside(&self.bounds) {
-            return Err(format!("must be {}, got {found}", self.bounds));
+        if let Some(problem) = value.outside(&self.bounds) {
+            return Err(problem);
         }
         if self.may_be_empty || !value.has_empty_text() {
             return Ok(());

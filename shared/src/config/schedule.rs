@@ -95,6 +95,33 @@ impl TrainConfig {
             .map_err(|reason| ConfigError::Value(format!("`lr_scheduler_kwargs` of {kind}: {reason}")))
     }
 
+    /// A remark on a warm-up that cannot act in a run of so many updates: the schedule has none, or the run ends before
+    /// the peak.
+    #[must_use]
+    pub fn warmup_remark(&self, updates: Option<u64>) -> Option<String> {
+        let kind = self.lr_scheduler_type;
+        if kind == LrSchedulerType::Constant {
+            // Steps win over a ratio.
+            let key = match (self.warmup_steps, self.warmup_ratio) {
+                (0, 0.0) => return None,
+                (0, _) => "warmup_ratio",
+                _ => "warmup_steps",
+            };
+            return Some(format!(
+                "`{key}` has no effect with `lr_scheduler_type` constant; constant_with_warmup has a warm-up"
+            ));
+        }
+        // The first update of the other schedules has a rate of 0.
+        let is_early = kind == LrSchedulerType::CosineWarmupWithMinLr;
+        let to_peak = self.warmup_steps.saturating_add(u64::from(!is_early));
+        let updates = updates.filter(|updates| self.warmup_steps > 0 && *updates < to_peak)?;
+        Some(format!(
+            "`warmup_steps` {} is not below the {updates} updates of the run, so the learning rate never reaches its \
+             peak",
+            self.warmup_steps
+        ))
+    }
+
     pub(super) fn check_schedule(&self) -> Result<(), ConfigError> {
         self.schedule_settings().map(drop)
     }
@@ -223,6 +250,30 @@ mod tests {
         let found = found.unwrap();
         assert_eq!((found.num_decay_steps, found.decay_type), (Some(5), Some(RampShape::OneMinusSqrt)));
         assert_eq!(of(LrSchedulerType::Linear, json!({})), Ok(ScheduleSettings::default()));
+    }
+
+    #[test]
+    fn a_warm_up_that_cannot_act_is_told() {
+        let remark = |kind, warmup_steps, warmup_ratio, updates| {
+            let config = TrainConfig { lr_scheduler_type: kind, warmup_steps, warmup_ratio, ..TrainConfig::default() };
+            config.warmup_remark(updates).unwrap_or_default()
+        };
+        let (constant, linear) = (LrSchedulerType::Constant, LrSchedulerType::Linear);
+        let early = LrSchedulerType::CosineWarmupWithMinLr;
+        assert!(remark(constant, 5, 0.1, None).starts_with("`warmup_steps` has no effect with `lr_scheduler_type`"));
+        assert!(remark(constant, 0, 0.1, Some(100)).starts_with("`warmup_ratio` has no effect"));
+        assert_eq!(remark(constant, 0, 0.0, Some(1)), "");
+        assert!(remark(linear, 10, 0.0, Some(10)).starts_with("`warmup_steps` 10 is not below the 10 updates of the"));
+        for (kind, steps, updates) in [
+            (linear, 9, Some(10)),
+            (linear, 10, None),
+            (linear, 0, Some(1)),
+            (early, 10, Some(10)),
+            (LrSchedulerType::ConstantWithWarmup, 0, Some(1)),
+        ] {
+            assert_eq!(remark(kind, steps, 0.1, updates), "", "{kind}, {steps} of {updates:?}");
+        }
+        assert!(!remark(early, 11, 0.0, Some(10)).is_empty());
     }
 
     /// Each setting takes a value here where the schema says so: values on both sides of every bound.

@@ -26,6 +26,15 @@ impl Bounds {
         let below = self.high.is_none_or(|(high, included)| value < high || (included && value == high));
         above && below && (value.is_finite() || (self.infinite && value == f64::INFINITY))
     }
+
+    /// What to give instead of a number outside, in words that follow "must be". An end that infinity does not break
+    /// says nothing of why it is refused.
+    #[must_use]
+    pub fn instead_of(&self, outside: f64) -> String {
+        let has_one_end = self.low.is_some() != self.high.is_some();
+        let why = if has_one_end && !self.infinite && !outside.is_finite() { "finite and " } else { "" };
+        format!("{why}{self}")
+    }
 }
 
 /// The range, in words that follow "must be": `above 0`, `in [0, 1)`.
@@ -61,6 +70,12 @@ mod tests {
         let above = Bounds { low: Some((2.0, false)), because: Some("a reason"), ..Bounds::FINITE };
         assert_eq!([2.0, 2.1, f64::NAN, f64::INFINITY].map(|value| above.contain(value)), [false, true, false, false]);
         assert_eq!(above.to_string(), "above 2 (a reason)");
+        for value in [f64::INFINITY, f64::NAN] {
+            assert_eq!(above.instead_of(value), "finite and above 2 (a reason)");
+        }
+        assert_eq!(above.instead_of(1.0), "above 2 (a reason)");
+        assert_eq!(half_open.instead_of(f64::INFINITY), "in [0, 1)");
+        assert_eq!(Bounds::FINITE.instead_of(f64::INFINITY), "a finite number");
         let cap = Bounds { low: Some((0.0, false)), infinite: true, ..Bounds::FINITE };
         assert!(cap.contain(f64::INFINITY) && !cap.contain(f64::NEG_INFINITY) && !cap.contain(f64::NAN));
     }

@@ -99,7 +99,7 @@ pub trait OptionValue {
     /// The largest number of the type, for whole numbers. TOML has none above those of 64 bits with a sign.
     const MOST: Option<i64> = None;
 
-    /// The first number in it that is outside a range.
+    /// What the first number in it that is outside a range must be, and the number.
     fn outside(&self, _bounds: &Bounds) -> Option<String> {
         None
     }
@@ -126,7 +126,8 @@ macro_rules! numbers {
             const MOST: Option<i64> = $most;
 
             fn outside(&self, bounds: &Bounds) -> Option<String> {
-                (!bounds.contain(*self as f64)).then(|| self.to_string())
+                let number = *self as f64;
+                (!bounds.contain(number)).then(|| format!("must be {}, got {self}", bounds.instead_of(number)))
             }
         }
     )+ };

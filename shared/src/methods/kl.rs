@@ -13,7 +13,8 @@ choices! {
         /// (`vanilla`, `gspo`, `verl_cispo`, `geo_mean`, `gpg`) and in the reward, d is bounded to ±20 and the value to
         /// ±10, as there.
         K3 = "k3" | "low_var_kl",
-        /// Absolute difference.
+        /// Absolute difference. Its gradient is a sign, so where policy and reference agree, as in the first update, it
+        /// is the sign of a rounding error.
         Abs = "abs",
         /// Another name of k2 (verl, RLinf).
         Mse = "mse",

@@ -2,6 +2,7 @@
 //! of PEFT is a model too, whose base is another directory.
 
 mod foreign;
+mod remarks;
 mod special;
 mod templates;
 
@@ -65,7 +66,10 @@ pub struct GenerationConfig {
     /// Texts that a file calls `eos_token` but that are no token of `tokenizer.json`: they end nothing.
     pub eos_without_id: Vec<String>,
     /// Ids that a file calls `eos_token_id` but that the model's vocabulary does not have: they end nothing.
-    pub eos_beyond: Vec<u32>,
+    /// -1 is one of them, by which older files mean none.
+    pub eos_beyond: Vec<i64>,
+    /// Keys of `generation_config.json` that transformers' `generate` follows, and nothing here does.
+    pub not_followed: Vec<&'static str>,
     /// Padding id, if there is one.
     pub pad_token_id: Option<u32>,
     /// Beginning-of-sequence id, if there is one.
@@ -138,7 +142,9 @@ impl ModelDir {
         ends.append(&mut self.generation.eos_token_ids);
         let vocabulary = self.config.vocab_size;
         let beyond = |id: &u32| *id as usize >= vocabulary;
-        (self.generation.eos_beyond, self.generation.eos_token_ids) = distinct(ends).into_iter().partition(beyond);
+        let (beyond, ends): (Vec<u32>, Vec<u32>) = distinct(ends).into_iter().partition(beyond);
+        self.generation.eos_beyond.extend(beyond.into_iter().map(i64::from));
+        self.generation.eos_token_ids = ends;
         self
     }
 
@@ -176,10 +182,12 @@ impl ModelDir {
             Ok(stated.map(|(json, path)| ids(json, path, key)).transpose()?.unwrap_or_default().first().copied())
         };
         let ends = files.iter().map(|(json, path)| ids(json, path, "eos_token_id"));
+        let says_none = files.iter().any(|(json, _)| listed(&json["eos_token_id"]).iter().any(is_none));
         let generation = GenerationConfig {
             eos_token_ids: distinct(ends.collect::<Result<Vec<_>, _>>()?.concat()),
             eos_without_id: Vec::new(),
-            eos_beyond: Vec::new(),
+            eos_beyond: says_none.then_some(-1).into_iter().collect(),
+            not_followed: remarks::not_followed(&generation),
             pad_token_id: first("pad_token_id")?,
             bos_token_id: first("bos_token_id")?,
         };
@@ -250,35 +258,6 @@ impl ModelDir {
     fn json(&self, name: &str) -> Result<Value, ModelDirError> {
         let path = self.file(name);
         if path.is_file() { parse(&read_text(&path)?, &path) } else { Ok(Value::Null) }
-    }
-
-    /// Remarks for the user on end-of-sequence tokens.
-    #[must_use]
-    pub fn remarks_on_ends(&self) -> Vec<String> {
-        let GenerationConfig { eos_token_ids, eos_without_id, eos_beyond, .. } = &self.generation;
-        let folder = self.adapter().unwrap_or(self.path()).display();
-        let mut remarks: Vec<String> = eos_without_id
-            .iter()
-            .map(|text| {
-                format!(
-                    "{folder}: `eos_token` is {text:?}, which is no token of tokenizer.json, so it ends no completion"
-                )
-            })
-            .collect();
-        remarks.extend(eos_beyond.iter().map(|id| {
-            let vocabulary = self.config.vocab_size;
-            format!(
-                "{folder}: {id} is to end sequences (`eos_token_id` or `eos_token`), but the vocabulary has \
-                 {vocabulary} tokens, so it ends no completion"
-            )
-        }));
-        if eos_token_ids.is_empty() {
-            remarks.push(format!(
-                "{folder}: no file names a token that ends a sequence, so completions end at `stop` or at the longest \
-                 length alone; add `eos_token` to tokenizer_config.json, or `eos_token_id` to generation_config.json"
-            ));
-        }
-        remarks
     }
 
     /// Files of the directory, other than weights, that a checkpoint takes along.
@@ -372,14 +351,22 @@ fn base_of(adapter: &Path) -> Result<PathBuf, ModelDirError> {
 /// The token ids that a file states, a number or a list of numbers; none if it states none.
 fn ids(json: &Value, path: &Path, key: &str) -> Result<Vec<u32>, ModelDirError> {
     let value = &json[key];
-    let stated = if let Value::Array(list) = value { list.as_slice() } else { std::slice::from_ref(value) };
-    // Older configurations write -1 for "none".
-    let stated = stated.iter().filter(|value| !value.is_null() && value.as_i64() != Some(-1));
+    let stated = listed(value).iter().filter(|value| !value.is_null() && !is_none(value));
     let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
     stated.map(id).collect::<Option<_>>().ok_or_else(|| ModelDirError::File {
         path: path.display().to_string(),
         message: format!("`{key}` must be a token id or a list of token ids, found {value}"),
     })
+}
+
+/// The entries of a list, or a value that stands alone.
+fn listed(value: &Value) -> &[Value] {
+    if let Value::Array(list) = value { list.as_slice() } else { std::slice::from_ref(value) }
+}
+
+/// Whether an id is -1, which older files write for "none".
+fn is_none(id: &Value) -> bool {
+    id.as_i64() == Some(-1)
 }
 
 /// The same ids in their order, each once.
@@ -456,9 +443,24 @@ mod tests {
         let (ids, remarks) = ends(&[("config.json", &trimmed)]);
         assert!(ids.is_empty() && remarks[0].contains("9999 is to end sequences"), "{remarks:?}");
         assert!(remarks[1].contains("no file names a token that ends a sequence"), "{remarks:?}");
+        let (ids, remarks) = ends(&[("generation_config.json", r#"{"eos_token_id": [-1, 3]}"#)]);
+        assert_eq!(ids, [3, 7]);
+        assert!(remarks[0].contains("-1 is to end sequences"), "{remarks:?}");
         let silent = CONFIG.replace(r#", "eos_token_id": 7"#, "");
         let (ids, remarks) = ends(&[("config.json", &silent)]);
         assert!(ids.is_empty() && remarks[0].contains("no file names a token that ends a sequence"), "{remarks:?}");
+    }
+
+    #[test]
+    fn what_is_not_followed_of_a_generation_config_is_told_before_completions() {
+        let remarks = |text: &str| {
+            let dir = directory(&[("generation_config.json", text)]);
+            ModelDir::open(dir.path()).unwrap().remarks_on_generation()
+        };
+        assert_eq!(remarks(r#"{"repetition_penalty": 1.0, "temperature": 0.6}"#), Vec::<String>::new());
+        let told = remarks(r#"{"suppress_tokens": [3], "repetition_penalty": 1.05}"#);
+        let words = "generation_config.json has `repetition_penalty`, `suppress_tokens`, which transformers'";
+        assert!(told.len() == 1 && told[0].contains(words), "{told:?}");
     }
 
     #[test]

@@ -35,6 +35,13 @@ fn caught(ignored: u64) -> Vec<i32> {
     [SIGTERM, SIGINT, SIGHUP].into_iter().filter(|&signal| signal != SIGHUP || !is_ignored(signal)).collect()
 }
 
+/// Makes a write beyond the largest size of a file (`ulimit -f`) an error, which names the file and lets the program
+/// remove what is half written. The signal would end the program. Programs that this one starts get the signal again.
+pub fn make_oversized_writes_errors() {
+    // A system that refuses leaves things as they are.
+    let _ = flag::register(SIGXFSZ, Arc::default());
+}
+
 /// Catches the signals from now on, and sets the flag when one comes. A blocked main loop does not look at the flag,
 /// and the launcher that would end it may be gone: once asked to end, a process that makes no progress within its
 /// deadlines kills itself.
@@ -47,8 +54,6 @@ pub fn listen(deadlines: Deadlines) -> io::Result<Arc<AtomicBool>> {
     for &signal in &signals {
         flag::register(signal, Arc::clone(&asked))?;
     }
-    // Where files may not grow (`ulimit -f`), a failed write is then an error that names the file.
-    flag::register(SIGXFSZ, Arc::default())?;
     let mut signals = Signals::new(signals)?;
     // Read before the launcher can be gone: an orphaned process has another parent.
     let launcher = getppid();

@@ -15,12 +15,25 @@ pub struct Report {
     pub trainers: Vec<Made>,
     /// The calls of `train` on them.
     pub trains: Vec<Made>,
+    /// Arguments that the script sets by another way than in the calls, each once.
+    pub changed: Vec<Changed>,
     /// Large libraries that an import of the script imports.
     pub imports: Vec<String>,
     /// The line that would train if the script were imported.
     pub runs: Option<usize>,
     /// The line that would fetch a model or a dataset if the script were imported.
     pub loads: Option<usize>,
+}
+
+/// An argument of the trainer or of its configuration that a line sets.
+#[derive(Debug, Deserialize)]
+pub struct Changed {
+    /// The argument.
+    pub name: String,
+    /// The line.
+    pub line: usize,
+    /// The beginning of the line's statement.
+    pub text: String,
 }
 
 /// A call at a line.

@@ -16,8 +16,9 @@ use shared::config::layers;
 use super::{
     dialect::Dialect,
     read::{Contents, Entry},
+    shell::Unset,
 };
-use expression::{Call, Expression, Kind, Report};
+use expression::{Call, Changed, Expression, Kind, Report};
 use places::Places;
 
 /// The arguments of TRL's `GRPOTrainer` in its order.
@@ -105,6 +106,7 @@ pub fn read(text: &str, path: &Path) -> Result<Contents> {
     let mut reading = Reading { entries: Vec::new(), places: Places::new(path, &report) };
     reading.trainer(&trainer.call);
     reading.training(&report);
+    reading.changes(trainer.line, &report);
     let Reading { entries, places } = reading;
     Ok(Contents { entries, notes: places.notes(), dialect: Some(Dialect::Trl) })
 }
@@ -224,6 +226,21 @@ impl Reading<'_> {
             if !value.is_none() {
                 value.entries(&name, &mut self.entries);
             }
+        }
+    }
+
+    /// Arguments that the script sets elsewhere: what they are for the trainer, which is made in a line, only a run
+    /// would tell. Such an entry takes the place of one with the same key.
+    fn changes(&mut self, trainer: usize, report: &Report) {
+        for Changed { name, line, text } in &report.changed {
+            let key = match name.as_str() {
+                "model" => "model_name_or_path",
+                "train_dataset" => "dataset_name",
+                "quantization_config" => "model_init_kwargs.quantization_config",
+                name => name,
+            };
+            let unset = Unset::new(trainer, format!("`{name}` is changed in line {line} (`{text}`)"));
+            self.entries.push(Entry::unread(key, unset));
         }
     }
 }

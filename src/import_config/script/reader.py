@@ -34,6 +34,32 @@ CHANGING = {
     "add", "add_special_tokens", "add_tokens", "append", "clear", "extend", "insert", "load_adapter", "load_state_dict",
     "pop", "popitem", "remove", "resize_token_embeddings", "reverse", "setdefault", "sort", "update",
 }  # fmt: skip
+# Methods of transformers' arguments that set several of them.
+SETTING = {
+    "set_dataloader", "set_evaluate", "set_logging", "set_lr_scheduler", "set_optimizer", "set_push_to_hub", "set_save",
+    "set_testing", "set_training",
+}  # fmt: skip
+# Arguments of GRPOTrainer and GRPOConfig that decide the training. The trainer keeps most of them under their names.
+ARGUMENTS = {
+    "args", "environment_factory", "eval_dataset", "model", "optimizers", "peft_config", "processing_class",
+    "quantization_config", "reward_funcs", "reward_processing_classes", "rollout_func", "tools", "train_dataset",
+    "adam_beta1", "adam_beta2", "adam_epsilon", "beta", "bf16", "chat_template_kwargs", "delta", "entropy_coef",
+    "entropy_coef_delta", "entropy_coef_max", "entropy_coef_min", "entropy_target", "epsilon", "epsilon_high",
+    "eval_steps", "generation_batch_size", "generation_kwargs", "gradient_accumulation_steps", "gradient_checkpointing",
+    "greater_is_better", "importance_sampling_level", "label_smoothing_factor", "learning_rate",
+    "load_best_model_at_end", "log_completions", "logging_steps", "loss_type", "lr_scheduler_kwargs",
+    "lr_scheduler_type", "mask_truncated_completions", "max_completion_length", "max_grad_norm", "max_prompt_length",
+    "max_steps", "max_tool_calling_iterations", "metric_for_best_model", "min_p", "multi_objective_aggregation",
+    "neftune_noise_alpha", "num_completions_to_print", "num_generations", "num_iterations", "num_train_epochs",
+    "off_policy_mask_threshold", "optim", "optim_args", "optim_target_modules", "output_dir",
+    "per_device_train_batch_size", "ref_model_mixup_alpha", "ref_model_sync_steps", "repetition_penalty", "report_to",
+    "resume_from_checkpoint", "reward_weights", "run_name", "sapo_temperature_neg", "sapo_temperature_pos",
+    "save_steps", "save_total_limit", "scale_rewards", "seed", "shuffle_dataset", "steps_per_generation",
+    "sync_ref_model", "temperature", "top_entropy_quantile", "top_k", "top_p", "train_sampling_strategy",
+    "use_adaptive_entropy", "use_bias_correction_kl", "vespo_k_neg", "vespo_k_pos", "vespo_lambda_neg",
+    "vespo_lambda_pos", "vllm_importance_sampling_cap", "vllm_structured_outputs_regex", "warmup_ratio",
+    "warmup_steps", "weight_decay",
+}  # fmt: skip
 # Attributes of models and tokenizers that change neither prompts nor weights.
 HARMLESS = {
     "pad_token", "pad_token_id", "padding_side", "truncation_side", "model_max_length", "config.use_cache",
@@ -47,10 +73,10 @@ NUMBERS = {
 
 
 class Scope:
-    """Names of the script, or of a function of its."""
+    """Names of the script, or of a function or class of its."""
 
-    def __init__(self, parent=None, name=None):
-        self.parent, self.name = parent, name
+    def __init__(self, parent=None, name=None, is_class=False):
+        self.parent, self.name, self.is_class = parent, name, is_class
         # Of each name: kind, line, node, and whether it is set exactly once whatever happens.
         self.names = {}
 
@@ -80,7 +106,7 @@ class Script:
     def __init__(self, text):
         self.lines = re.split(r"\r\n|\r|\n", text)
         self.module = Scope()
-        self.calls, self.changes, self.stars = [], [], []
+        self.calls, self.changes, self.touched, self.stars = [], [], [], []
         self.steps, self.depth, self.followed = 0, 0, []
         self.block(ast.parse(text).body, self.module, Place())
 
@@ -148,7 +174,7 @@ class Script:
         scope.bind(node.name, "def", node.lineno, node, place.steady and not node.decorator_list)
         for decorator in node.decorator_list:
             self.expression(decorator, scope, place)
-        inner = Scope(scope, node.name)
+        inner = Scope(scope, node.name, isinstance(node, ast.ClassDef))
         if isinstance(node, ast.ClassDef):
             # The body of a class runs with the import.
             return self.block(node.body, inner, place)
@@ -188,11 +214,19 @@ class Script:
     def change(self, target, node, scope):
         """Something within a value, by an attribute, an item or a method."""
         path = []
-        while isinstance(target, (ast.Attribute, ast.Subscript)):
-            path.insert(0, target.attr if isinstance(target, ast.Attribute) else "[]")
-            target = target.value
+        while True:
+            if isinstance(target, ast.Attribute):
+                path.insert(0, target.attr)
+            elif isinstance(target, ast.Subscript):
+                path.insert(0, f"[{text_of(target.slice)}]")
+            elif is_call_of(target, "vars") and len(target.args) == 1:
+                path.insert(0, "__dict__")
+            else:
+                break
+            target = target.args[0] if isinstance(target, ast.Call) else target.value
         if isinstance(target, ast.Name):
             self.changes.append((scope, target.id, node.lineno, ".".join(path)))
+        self.touched.append((scope, target, path, node))
 
     def expression(self, node, scope, place):
         for each in ast.walk(node):
@@ -201,10 +235,15 @@ class Script:
             elif isinstance(each, ast.Call):
                 self.calls.append((each, scope, place))
                 of = each.func
-                if isinstance(of, ast.Attribute) and of.attr in CHANGING:
+                if isinstance(of, ast.Attribute) and of.attr in CHANGING | SETTING:
                     self.change(of, each, scope)
-                if isinstance(of, ast.Name) and of.id == "setattr" and each.args:
-                    self.change(ast.Attribute(value=each.args[0], attr="setattr"), each, scope)
+                given = list(each.args) if is_call_of(each, "setattr") or is_call_of(each, "delattr") else []
+                if isinstance(of, ast.Attribute) and of.attr in ("__setattr__", "__delattr__"):
+                    # Called on the object, or on a class with the object as the first argument.
+                    given = ([] if len(each.args) > 1 + (of.attr == "__setattr__") else [of.value]) + each.args
+                if given:
+                    name = text_of(given[1]) if len(given) > 1 else ""
+                    self.change(ast.Attribute(value=given[0], attr=name or "setattr"), each, scope)
 
     def excerpt(self, node):
         """The beginning of an expression as it is written."""
@@ -409,6 +448,56 @@ class Script:
             named += [[each.arg, value]] if each.arg else self.spread(each.value, value)
         return [self.read(each, scope) for each in node.args], named
 
+    def changed(self):
+        """Arguments of the trainer that the script sets by another way than in their call, each with the first line."""
+        lines = {}
+        for scope, root, path, node in self.touched:
+            names, at = set_by(path, node)
+            last = at[-1] if at else getattr(root, "id", "")
+            if path[-1] == "setattr" and not re.search("arg|cfg|conf", last.lower()):
+                # A name that is not written out: much else is set so, such as modules of a model.
+                continue
+            if names & ARGUMENTS and not self.is_another(root, at, scope):
+                for name in sorted(names & ARGUMENTS):
+                    lines.setdefault(name, (node.lineno, self.excerpt(node)))
+        return [{"name": name, "line": line, "text": text} for name, (line, text) in lines.items()]
+
+    def is_another(self, root, at, scope):
+        """Whether what is found at a path of a value is clearly neither the trainer nor what it is given."""
+        if not isinstance(root, ast.Name):
+            return is_call_of(root, "super")
+        parts = [root.id, *at]
+        if any(part.endswith(("tokenizer", "processing_class", "generation_config")) for part in parts):
+            return True
+        if any(one.endswith("model") and part == "config" for one, part in zip(parts, parts[1:])):
+            return True
+        home = scope.of(root.id)
+        bindings = home.names[root.id] if home else []
+        if bindings and all(kind in ("import", "def") for kind, _, _, _ in bindings):
+            return True
+        if len(bindings) != 1:
+            return False
+        kind, _, bound, _ = bindings[0]
+        if kind == "argument":
+            # `self` of a class of the script.
+            arguments = getattr(bound.args, "posonlyargs", []) + bound.args.args
+            is_self = home.parent.is_class and bool(arguments) and arguments[0].arg == root.id
+            return is_self and not {"trainer", "training_args"} & set(at)
+        # Of `a = b = GRPOConfig(…)` either name leads to the same.
+        names = [name for name, several in home.names.items() if any(each[2] is bound for each in several)]
+        return not at and len(names) == 1 and isinstance(bound, ast.Call) and self.makes_another(bound.func, home)
+
+    def makes_another(self, of, scope):
+        """Whether a call makes an object of a class that is not the trainer's. A configuration that is changed under
+        the name that it was given is found where that name is read."""
+        full = self.full(of, scope)
+        if full is not None:
+            is_class = full.split(".")[-1][:1].isupper() or full.endswith(".from_pretrained")
+            return is_class and not is_trainer(full)
+        home = scope.of(of.id) if isinstance(of, ast.Name) else None
+        nodes = [bound for _, _, bound, _ in home.names[of.id]] if home else []
+        return len(nodes) == 1 and isinstance(nodes[0], ast.ClassDef) and not nodes[0].bases
+
     def report(self):
         trainers = [call for call in self.calls if is_trainer(self.full(call[0].func, call[1]))]
         trains = []
@@ -423,6 +512,7 @@ class Script:
         return {
             "trainers": [{"looped": place.looped, **self.called(node, scope)} for node, scope, place in trainers],
             "trains": [self.called(node, scope) for node, scope in trains],
+            "changed": self.changed(),
             "imports": self.heavy_imports(),
             "runs": self.runs_with_import(trainers),
             "loads": next(self.loads(), None),
@@ -472,6 +562,46 @@ def is_number(value):
 
 def is_trainer(full):
     return full is not None and full.startswith("trl.") and full.endswith(".GRPOTrainer")
+
+
+def is_call_of(node, name):
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+
+
+def text_of(node):
+    """A text that is written out, or an empty one."""
+    node = node.value if type(node).__name__ == "Index" else node
+    value = node.value if isinstance(node, ast.Constant) else None
+    return value if isinstance(value, str) else ""
+
+
+def set_by(path, node):
+    """The names of the attributes that a change sets, and the path of the object that has them. `args` stands for
+    names that only a run would tell."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == path[-1]:
+        path = path[:-1]
+        if node.func.attr in SETTING:
+            return {"args"}, path
+        if path and path[-1] == "__dict__":
+            return keys_of(node), path[:-1]
+    while path and path[-1].startswith("["):
+        if path[-2:-1] == ["__dict__"]:
+            return {path[-1][1:-1] or "args"}, path[:-2]
+        path = path[:-1]
+    if not path:
+        return set(), path
+    return {"args" if path[-1] in ("__dict__", "setattr") else path[-1]}, path[:-1]
+
+
+def keys_of(call):
+    """The keys that a method of a dictionary changes."""
+    names = {each.arg or "" for each in call.keywords}
+    for place, each in enumerate(call.args):
+        if isinstance(each, ast.Dict):
+            names |= {text_of(key) if key is not None else "" for key in each.keys}
+        elif place == 0:
+            names.add(text_of(each))
+    return {name or "args" for name in names} or {"args"}
 
 
 def is_main(test):

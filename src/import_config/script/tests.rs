@@ -332,6 +332,87 @@ fn what_only_a_run_of_the_script_would_tell_is_named_with_its_line() {
     imported.require_all(|option| ["reward_funcs", "beta"].contains(&option)).unwrap();
 }
 
+/// Whatever way a line sets an argument, in functions of the script too: a run may come by it.
+#[test]
+fn an_argument_that_another_line_sets_is_named_with_that_line() {
+    let script = |lines: &str| {
+        let head = "from trl import GRPOConfig, GRPOTrainer\na = GRPOConfig('o', beta=0.1)\n";
+        format!("{head}t = GRPOTrainer('m', 'r.py:f', a)\n{lines}\n")
+    };
+    for line in [
+        "t.beta = 0.7",
+        "t.args.beta = 0.7",
+        "t.args.beta, x = 1, 2",
+        "b = a; b.beta = 3",
+        "d = {'a': a}; d['a'].beta = 3",
+        "def f(x): x.beta = 3; return x",
+        "def f(x): x.beta += 1",
+        "def f(x): x.beta: float = 1",
+        "def f(x): del x.beta",
+        "for t.args.beta in [1]: pass",
+        "with o() as t.args.beta: pass",
+        "def f(x): setattr(x, 'beta', 3)",
+        "def f(x): object.__setattr__(x, 'beta', 3)",
+        "def f(x): vars(x)['beta'] = 3",
+        "def f(x): x.__dict__.update(beta=3)",
+        "def f(x): x.__dict__.update({'beta': 3})",
+        "f = lambda x: setattr(x, 'beta', 3)",
+    ] {
+        let message = missing(&script(line));
+        let words = "beta (--beta): line 3: `beta` is changed in line 4 (`";
+        assert!(message.contains(words), "{line}: {message}");
+        Script::new(&script(line)).imported().require_all(|option| option == "beta").unwrap();
+    }
+    for (line, words) in [
+        ("import copy\nt.args = copy.replace(a, beta=3)", "`args` is changed in line 5 (`t.args = copy.replace("),
+        ("def f(args, k): setattr(args, k, 1)", "`args` is changed in line 4"),
+        ("def f(x, **k): x.__dict__.update(k)", "`args` is changed in line 4"),
+        ("def f(x): x.set_lr_scheduler(name='cosine')", "`args` is changed in line 4"),
+        ("vars(a)['beta'] = 3", "`a` is changed in line 4"),
+        ("a.__dict__.update(beta=3)", "`a` is changed in line 4"),
+        ("a.set_lr_scheduler(name='cosine')", "`a` is changed in line 4"),
+    ] {
+        let message = missing(&script(line));
+        assert!(message.contains(&format!("args: line 3: {words}")), "{line}: {message}");
+    }
+    // Each argument that the reader looks for has a rule with which it is refused.
+    let reader = include_str!("reader.py");
+    let list = reader.split_once("\nARGUMENTS = {").unwrap().1.split_once('}').unwrap().0;
+    let names: Vec<&str> = list.split('"').skip(1).step_by(2).collect();
+    let lines: String = names.iter().map(|name| format!("    x.{name} = 1\n")).collect();
+    let message = missing(&script(&format!("def f(x):\n{lines}")));
+    assert!(names.len() > 80, "{names:?}");
+    for (place, name) in names.iter().enumerate() {
+        let words = format!(": line 3: `{name}` is changed in line {} (`x.{name} = 1`)", place + 5);
+        assert!(message.contains(&words), "{words}: {message}");
+    }
+}
+
+#[test]
+fn what_is_clearly_another_object_may_have_attributes_of_the_same_names() {
+    for lines in [
+        "def show(args): print(args.beta); return args\nshow(a)",
+        "class E:\n    def reset(self): self.seed = 1; self.tools = []; self.tools.append(1); self.lm.beta = 2",
+        "class E:\n    def __init__(self, **k): self.__dict__.update(k)",
+        "class E:\n    def __setattr__(self, k, v): super().__setattr__(k, v)",
+        "class E: pass\ne = E()\ne.beta = 3",
+        "t.model.config.use_cache = False",
+        "t.model.config.temperature = 1",
+        "t.model.generation_config.temperature = 1",
+        "def f(tokenizer): tokenizer.model = 3",
+        "t.processing_class.model = 1",
+        "import torch\ntorch.seed = 3",
+        "def style(completions): pass\nstyle.beta = 3",
+        "from openai import OpenAI\nclient = OpenAI()\nclient.model = 'x'",
+        "def f(parent, name): setattr(parent, name, 3)",
+        "d = {}\nd['beta'] = 3\nbeta = 3\nbeta += 1",
+    ] {
+        let head = "from trl import GRPOConfig, GRPOTrainer\na = GRPOConfig('o', beta=0.1)\n";
+        let found = toml(&format!("{head}t = GRPOTrainer('m', 'r.py:f', a)\n{lines}\n"));
+        assert!(found.contains("beta = 0.1\n"), "{lines}: {found}");
+    }
+}
+
 /// What does not decide the training is named and ends nothing.
 #[test]
 fn arguments_without_a_counterpart_are_listed() {

@@ -159,7 +159,8 @@ const Samples = (() => {
       return el('div', { class: 'sides answered' }, text, answer);
     };
     body.replaceChildren(facts({ ...one, row }), ...errors, ...(problem ? [problem] : []),
-      section('Prompt', Tokens.prompt(row.prompt ?? one.group.prompt), cut('prompt')),
+      section(row.shared_prompt ? 'Prompt of the row, which the agent was given' : 'Prompt', Tokens.prompt(row.prompt ?? one.group.prompt), cut('prompt')),
+      ...(row.shared_prompt ? [section('What the policy read before all else, in all completions of the group', Tokens.prompt(row.shared_prompt), cut('shared_prompt'))] : []),
       answered(row, cut('completion')),
       ...listed('Row of the dataset', values(columns, answerColumn(columns))), ...listed('Logged by reward functions', values(row.extra)),
       tokens ? Tokens.view(tokens) : el('p', { class: 'soft', text: 'The figures of its tokens are not kept (`token_records`).' }));

@@ -231,12 +231,13 @@ fn an_unwritable_output_is_named() {
     refused("learner", &["sft", "--model", "model", "--data", "pairs.jsonl", "--output", "file/out"]);
 }
 
-/// Lets a command write no file beyond `bytes`, as a full disk would; the error is another one (EFBIG).
+/// Lets a command write no file beyond `bytes`, as a full disk would; the error is another one (EFBIG), and comes with
+/// a signal that ends programs which do not catch it.
 fn with_full_disk(mut command: Command, bytes: u64) -> Finished {
     // SAFETY: both calls are async-signal-safe and touch nothing of the parent.
     unsafe {
         command.pre_exec(move || {
-            libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+            libc::signal(libc::SIGXFSZ, libc::SIG_DFL);
             let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
             if libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) == 0 {
                 Ok(())

@@ -9,7 +9,7 @@ use std::{
 use harness::{binary, cli, tiny_model};
 
 /// The commands that a program lists, with what it says about each.
-fn listed(program: &str) -> Vec<(String, String)> {
+pub fn listed(program: &str) -> Vec<(String, String)> {
     let help = cli::run(program, ["--help"]).success().stdout;
     let entry = |line: &str| {
         let (name, about) = line.strip_prefix("  ")?.split_once("  ")?;

@@ -15,13 +15,17 @@ const QUOTED: usize = 80;
 /// The reason of an `error` that is empty.
 const NO_REASON: &str = "it failed, and gave no reason (its `error` is empty)";
 
+/// The mark that some programs write before their first line.
+const BOM: char = '\u{feff}';
+
 /// The version of the protocol that this program speaks.
 pub const PROTOCOL: u64 = 1;
 
 /// Most bytes of a text that is passed on. Longer texts fit into no model.
 const MAX_TEXT: usize = 1 << 20;
 
-/// Most bytes of all replies of a turn.
+/// Most bytes of all replies of a turn; the rest is cut off. Hardly a model has room for more, so the conversation ends
+/// as one whose reply is too long, and is trained on: a policy must not leave the loss by long replies.
 const MAX_TURN: usize = 2 * MAX_TEXT;
 
 /// The first line: what there is.
@@ -55,9 +59,14 @@ pub struct Wrong {
 
 impl Wrong {
     fn of(line: &Value) -> Option<Self> {
-        let text = |key: &str| line[key].as_str().map(str::to_owned);
-        let reason = text("error").map(|given| if given.trim().is_empty() { NO_REASON.to_owned() } else { given })?;
-        Some(Self { reason, traceback: text("traceback") })
+        let reason = match &line["error"] {
+            // `false` says of an answer that nothing went wrong.
+            Value::Null | Value::Bool(false) => return None,
+            Value::String(given) if given.trim().is_empty() => NO_REASON.to_owned(),
+            Value::String(given) => given.clone(),
+            other => quoted(other),
+        };
+        Some(Self { reason, traceback: line["traceback"].as_str().map(str::to_owned) })
     }
 
     fn quoting(what: &str, line: &str) -> Self {
@@ -95,6 +104,7 @@ impl From<&str> for Unusable {
 /// Reads the first line; `None` for a line of something else. Programs may write such lines before it, so what cannot
 /// be read is refused only where it must have been meant as the first line.
 pub fn greeting(line: &str) -> Option<Result<Greeting, Wrong>> {
+    let line = line.trim_start_matches(BOM);
     let said: Value = match serde_json::from_str(line) {
         Ok(said) => said,
         Err(error) => {
@@ -136,7 +146,7 @@ pub fn greeting(line: &str) -> Option<Result<Greeting, Wrong>> {
 /// Whether a line that is no JSON says `protocol` where a first line says it: in an object, or in a line of an object
 /// that was written over several lines.
 fn is_meant_as_greeting(line: &str) -> bool {
-    let line = line.trim_start_matches(|c: char| c.is_whitespace() || c == '\u{feff}');
+    let line = line.trim_start();
     line.starts_with("\"protocol\"") || line.starts_with('{') && line.contains("protocol")
 }
 
@@ -205,6 +215,7 @@ fn behind<'a>(line: &'a str, key: &str) -> Option<&'a str> {
 /// # Errors
 /// A line that is no answer.
 pub fn read(line: &str, seconds: f64) -> Result<Answer, String> {
+    let line = line.trim_start_matches(BOM);
     let no_answer = || Wrong::quoting("this line is no answer", line).reason;
     let fields = match serde_json::from_str(line) {
         Ok(KeysOnce(fields)) => fields,
@@ -236,6 +247,7 @@ pub fn read(line: &str, seconds: f64) -> Result<Answer, String> {
 /// # Errors
 /// What is wrong with it.
 pub fn opening(fields: &Value) -> Result<Opening, Unusable> {
+    refuse_misspelt(fields)?;
     if !fields["reward"].is_null() || fields["done"] == true {
         return Err("its answer to `open` has a `reward`, or is `done`: rewards are for turns and for the end".into());
     }
@@ -257,10 +269,16 @@ pub fn step(fields: &Value, calls: &[ToolCall]) -> Result<Step, Unusable> {
         return Err(Unusable::Broken(format!("answered {} replies to {} calls", replies.len(), calls.len())));
     }
     let replies = replies.iter().zip(calls).map(|(value, call)| reply(value, call));
-    let replies = replies.collect::<Result<Vec<_>, _>>()?;
-    let size = replies.iter().map(|reply| text_bytes(&reply.content)).sum();
+    let mut replies = replies.collect::<Result<Vec<_>, _>>()?;
+    let size: usize = replies.iter_mut().flat_map(|reply| texts(&mut reply.content)).map(|text| text.len()).sum();
     if size > MAX_TURN {
-        return Err(too_long("the replies of a turn", size, MAX_TURN));
+        let names: Vec<&str> = calls.iter().map(|call| call.name.as_str()).collect();
+        tracing::warn!("replies of {size} bytes to calls of {names:?}; at most {MAX_TURN} are passed on");
+        let mut room = MAX_TURN;
+        for text in replies.iter_mut().flat_map(|reply| texts(&mut reply.content)) {
+            text.truncate(text.floor_char_boundary(room));
+            room -= text.len();
+        }
     }
     let done = fields.get("done").map_or(Some(false), Value::as_bool).ok_or("`done` is neither true nor false")?;
     Ok(Step { replies, reward: reward(fields)?, done })
@@ -285,9 +303,17 @@ fn reply(value: &Value, call: &ToolCall) -> Result<Reply, Unusable> {
     Ok(Reply { name, content, failed })
 }
 
-fn text_bytes(content: &Value) -> usize {
-    let text = |value: &Value| value.as_str().map_or(0, str::len);
-    content.as_array().map_or_else(|| text(content), |parts| parts.iter().map(|part| text(&part["text"])).sum())
+/// The texts of a content: itself, or those of its blocks.
+fn texts(content: &mut Value) -> Vec<&mut String> {
+    match content {
+        Value::String(text) => vec![text],
+        Value::Array(parts) => parts.iter_mut().filter_map(|part| text_of(part.get_mut("text")?)).collect(),
+        _ => Vec::new(),
+    }
+}
+
+fn text_of(value: &mut Value) -> Option<&mut String> {
+    if let Value::String(text) = value { Some(text) } else { None }
 }
 
 fn too_long(what: &str, size: usize, most: usize) -> Unusable {
@@ -299,12 +325,44 @@ fn too_long(what: &str, size: usize, most: usize) -> Unusable {
 /// # Errors
 /// What is wrong with it.
 pub fn reward(fields: &Value) -> Result<Option<f64>, Unusable> {
+    refuse_misspelt(fields)?;
     match &fields["reward"] {
         Value::Null => Ok(None),
         reward => match reward.as_f64().filter(|reward| reward.is_finite()) {
             Some(reward) => Ok(Some(reward)),
             None => Err(Unusable::Broken(format!("its reward is {}", quoted(reward)))),
         },
+    }
+}
+
+/// The fields of answers. A program may write others beside them.
+const FIELDS: [&str; 10] =
+    ["id", "text", "replies", "reward", "done", "queued", "error", "traceback", "late", "abandoned"];
+
+/// Names that other systems have for a reward.
+const REWARD_ELSEWHERE: [&str; 5] = ["score", "scores", "value", "return", "returns"];
+
+/// How much alike a misspelt field and the right one are at least.
+const ALIKE: f64 = 0.7;
+
+/// Refuses a field that is meant as one that the answer lacks. Left out, a reward would count as none.
+fn refuse_misspelt(fields: &Value) -> Result<(), Unusable> {
+    let meant = |key: &str| {
+        let lower = key.to_lowercase();
+        let missing = |field: &&&str| fields.get(**field).is_none();
+        if REWARD_ELSEWHERE.contains(&&*lower) {
+            return Some("reward").filter(|field| missing(&field));
+        }
+        let alike = |field: &&&str| strsim::normalized_damerau_levenshtein(field, &lower) >= ALIKE;
+        FIELDS.iter().filter(missing).find(alike).copied()
+    };
+    let keys = fields.as_object().into_iter().flat_map(|fields| fields.keys());
+    let unknown = keys.filter(|key| !FIELDS.contains(&key.as_str()));
+    match unknown.filter_map(|key| Some((key, meant(key)?))).next() {
+        Some((key, field)) => {
+            Err(Unusable::Broken(format!("its answer has `{key}`, which is no field; did you mean `{field}`?")))
+        }
+        None => Ok(()),
     }
 }
 
@@ -385,12 +443,55 @@ mod tests {
     }
 
     #[test]
+    fn a_field_that_is_meant_as_one_that_is_missing_is_refused() {
+        for (answer, words) in [
+            (json!({"id": 4, "score": 2}), "has `score`, which is no field; did you mean `reward`?"),
+            (json!({"id": 4, "rewrd": 5}), "did you mean `reward`?"),
+            (json!({"id": 4, "Reward": 5}), "did you mean `reward`?"),
+            (json!({"id": 4, "rewards": 5}), "did you mean `reward`?"),
+        ] {
+            let Err(Unusable::Broken(reason)) = reward(&answer) else { panic!("{answer}") };
+            assert!(reason.contains(words), "{reason}");
+        }
+        let step_of = |more: Value| {
+            let mut answer = json!({"id": 2, "replies": [{"content": "b"}]});
+            answer.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            step(&answer, &[call("a")])
+        };
+        assert!(step_of(json!({"Done": true})).is_err());
+        assert!(step_of(json!({"info": {}, "truncated": false, "elapsed": 0.1})).is_ok(), "it is no mistake");
+        assert!(step_of(json!({"reward": 1.0, "score": 2.0})).is_ok(), "the reward is there");
+        assert!(opening(&json!({"Text": "go"})).is_err());
+    }
+
+    #[test]
     fn an_error_without_a_reason_says_so() {
         for line in [r#"{"id": 4, "error": ""}"#, r#"{"id": 4, "error": " \n", "traceback": "a"}"#] {
             let failure = read(line, 1.0).unwrap().fields.unwrap_err().of("e.py:E");
             assert_eq!((failure.kind(), failure.to_string()), ("broken", format!("e.py:E: {NO_REASON}")), "{line}");
         }
         assert_eq!(greeting(r#"{"error": ""}"#).unwrap().unwrap_err().reason, NO_REASON);
+    }
+
+    #[test]
+    fn an_error_that_is_no_text_is_a_failure_too() {
+        for (line, reason) in [
+            (r#"{"id": 4, "error": {"message": "gone"}, "replies": []}"#, r#"{"message":"gone"}"#),
+            (r#"{"id": 4, "error": true}"#, "true"),
+            (r#"{"id": 4, "error": 5}"#, "5"),
+        ] {
+            let failure = read(line, 1.0).unwrap().fields.unwrap_err().of("e.py:E");
+            assert_eq!((failure.kind(), failure.to_string()), ("broken", format!("e.py:E: {reason}")), "{line}");
+        }
+        for line in [r#"{"id": 4, "error": null}"#, r#"{"id": 4, "error": false}"#] {
+            assert!(read(line, 1.0).unwrap().fields.is_ok(), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_byte_order_mark_before_a_line_is_passed_over() {
+        assert!(greeting("\u{feff}{\"protocol\": 1}").unwrap().is_ok());
+        assert_eq!(read("\u{feff}{\"id\": 4}", 1.0).unwrap().id, 4);
     }
 
     #[test]
@@ -422,7 +523,7 @@ mod tests {
         for (line, reason) in [
             (r#"{"protocol": 1, "tools": [NaN]}"#, "is no JSON in one line"),
             ("{'protocol': 1, 'tools': []}", "`{'protocol': 1, 'tools': []}`"),
-            ("\u{feff}{\"protocol\": 1}", "is no JSON in one line"),
+            ("\u{feff}{\"protocol\": 1, \"tools\": [NaN]}", "is no JSON in one line"),
             ("  \"protocol\": 1,", "is no JSON in one line"),
             (r#"{"tools": []}"#, r#"has no `protocol`; add "protocol": 1: `{"tools": []}`"#),
         ] {
@@ -451,8 +552,21 @@ mod tests {
         let replies = |first, second| json!({"replies": [of(first), of(second)]});
         let calls = [call("a"), call("b")];
         assert!(step(&replies(MAX_TEXT, MAX_TEXT), &calls).is_ok());
-        let refused = step(&replies(MAX_TEXT, MAX_TEXT + 1), &calls).unwrap_err().failure();
-        assert_eq!((refused.kind(), refused.to_string().contains("2097153 bytes")), ("too_long", true), "{refused}");
+        let lengths = |first, second| {
+            let mut replies = step(&replies(first, second), &calls).unwrap().replies;
+            replies.iter_mut().flat_map(|reply| texts(&mut reply.content)).map(|text| text.len()).collect::<Vec<_>>()
+        };
+        assert_eq!(lengths(MAX_TEXT, MAX_TEXT), [MAX_TEXT, MAX_TEXT]);
+        assert_eq!(lengths(MAX_TEXT - 1, 3 * MAX_TEXT), [MAX_TEXT - 1, MAX_TEXT + 1], "the rest is cut off");
+        assert_eq!(lengths(3 * MAX_TEXT, 5), [2 * MAX_TEXT, 0]);
+        let wide = json!({"replies": [{"content": "é".repeat(MAX_TEXT)}, {"content": "ab東"}]});
+        let wide = step(&wide, &calls).unwrap().replies;
+        assert_eq!(
+            (text_of(&mut wide[0].content.clone()).unwrap().len(), &wide[1].content),
+            (2 * MAX_TEXT, &json!(""))
+        );
+        let half = json!({"replies": [{"content": "x".repeat(2 * MAX_TEXT - 3)}, {"content": "ab東"}]});
+        assert_eq!(step(&half, &calls).unwrap().replies[1].content, "ab", "characters stay whole");
         assert!(opening(&json!({"text": "x".repeat(MAX_TEXT)})).is_ok());
         assert!(matches!(opening(&json!({"text": "x".repeat(MAX_TEXT + 1)})), Err(Unusable::TooLong(_))));
     }

@@ -8,7 +8,8 @@ use super::{
     },
     PanelTile, PanelTiles, Panels,
     finish::{finish_biased, finish_bytes, finish_row},
-    left::{OFFSET, block_rows},
+    left::OFFSET,
+    strips::run_strips,
 };
 
 impl Task for Panels<'_> {
@@ -16,10 +17,13 @@ impl Task for Panels<'_> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        for PanelTile { panel, first, height, ahead } in PanelTiles::new(&self, UNROLL * S::BLOCKS / 2) {
-            // SAFETY: the caller vouches for the instruction set, and `Linear::run` has checked the sizes. Each panel
-            // is claimed once, so no two threads write the same columns.
-            unsafe { for_rows!(height, block_rows(S::ROWS, S::BLOCKS), float_tile::<S>(&self, panel, first, ahead)) };
+        if S::BLOCKS == 1 {
+            // SAFETY: the caller vouches for the instruction set, and `Linear::run` has checked the sizes.
+            return unsafe { run_strips::<S>(&self) };
+        }
+        for PanelTile { panel, first, height, ahead } in PanelTiles::new(&self, UNROLL) {
+            // SAFETY: as above. Each panel is claimed once, so no two threads write the same columns.
+            unsafe { for_rows!(height, S::ROWS, float_tile::<S>(&self, panel, first, ahead)) };
         }
     }
 }
@@ -53,50 +57,25 @@ impl Task for Halves<'_> {
 
 #[inline(always)]
 unsafe fn float_tile<S: Simd, const R: usize>(job: &Panels<'_>, panel: usize, first: usize, mut ahead: Prefetch) {
-    // SAFETY: the caller vouches for the instruction set, the panel and the tile.
-    unsafe {
-        if S::BLOCKS == 1 {
-            let low = float_sums::<S, R, 1>(job, panel, 0, first, &mut ahead);
-            let high = float_sums::<S, R, 1>(job, panel, 1, first, &mut ahead);
-            for (r, ([low], [high])) in low.into_iter().zip(high).enumerate() {
-                finish_row::<S>(job, panel, first + r, low, high);
-            }
-        } else {
-            let sums = float_sums::<S, R, 2>(job, panel, 0, first, &mut ahead);
-            for (r, [low, high]) in sums.into_iter().enumerate() {
-                finish_row::<S>(job, panel, first + r, low, high);
-            }
-        }
-    }
-}
-
-/// The sums of `N` blocks of a panel, from `block` on.
-#[inline(always)]
-unsafe fn float_sums<S: Simd, const R: usize, const N: usize>(
-    job: &Panels<'_>,
-    panel: usize,
-    block: usize,
-    first: usize,
-    ahead: &mut Prefetch,
-) -> [[S::V; N]; R] {
     let shape = job.layer.shape;
     // SAFETY: the panel and the tile lie within their buffers; the caller vouches for the instruction set.
     unsafe {
-        let columns = job.layer.panels.as_ptr().add(panel * shape.panel_len() + block * LANES);
-        let mut start = [S::splat(0.0); N];
+        let columns = job.layer.panels.as_ptr().add(panel * shape.panel_len());
+        let mut start = [S::splat(0.0); 2];
         if let Some(bias) = job.layer.bias {
-            for (n, start) in start.iter_mut().enumerate() {
-                *start = S::load(bias.as_ptr().add(panel * PANEL + (block + n) * LANES));
-            }
+            let bias = &bias[panel * PANEL..][..PANEL];
+            start = [S::load(bias.as_ptr()), S::load(bias[LANES..].as_ptr())];
         }
         let mut sums = [start; R];
         for from in (0..shape.depth).step_by(STRETCH) {
             let rows = job.left.at(job.layout.stretch(from, first));
             let depth = STRETCH.min(shape.depth - from);
             let rows = Matrix { data: rows, stride: STRETCH };
-            multiply::<S, R, N>(depth, rows, blocks(columns.add(from * PANEL)), PANEL, ahead, &mut sums);
+            multiply::<S, R, 2>(depth, rows, blocks(columns.add(from * PANEL)), PANEL, &mut ahead, &mut sums);
         }
-        sums
+        for (r, [low, high]) in sums.into_iter().enumerate() {
+            finish_row::<S>(job, panel, first + r, low, high);
+        }
     }
 }
 

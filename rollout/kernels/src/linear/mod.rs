@@ -1,14 +1,15 @@
 //! One linear layer in one pass: norm of the input, product with packed weights, bias, gate, residual.
 //!
-//! `left` prepares the input, `lanes` multiplies in vector registers, `pairs` there with pairs of bf16, `nibbles` with
-//! weights of four bits, `tiles` in the registers of AMX, and `finish` turns sums into outputs. For the same format,
-//! `lanes` and `tiles` give the same bits.
+//! `left` prepares the input, `lanes` multiplies in vector registers, `strips` there with fp32 where registers are few,
+//! `pairs` with pairs of bf16, `nibbles` with weights of four bits, `tiles` in the registers of AMX, and `finish` turns
+//! sums into outputs. For the same format, all of them give the same bits.
 
 mod finish;
 mod lanes;
 mod left;
 mod nibbles;
 mod pairs;
+mod strips;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 

@@ -124,7 +124,7 @@ const MODULE: [&str; 1] = ["modulenotfounderror"];
 static VARIABLE: LazyLock<Regex> = LazyLock::new(|| {
     let name = r"([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)";
     let pattern = format!(
-        r"KeyError: ['\x22]{name}['\x22]|(?i:environment(?: variables?)?)\W+(?:\w+\W+){{0,3}}?{name}|{name}\W+(?i:(?:as an? )?environment variable)|{name}: (?:unbound variable|parameter (?:not set|null))"
+        r"the environment variable `([^`]+)` is not set|KeyError: ['\x22]{name}['\x22]|(?i:environment(?: variables?)?)\W+(?:\w+\W+){{0,3}}?{name}|{name}\W+(?i:(?:as an? )?environment variable)|{name}: (?:unbound variable|parameter (?:not set|null))"
     );
     Regex::new(&pattern).expect("a valid pattern")
 });

@@ -81,6 +81,7 @@ fn a_variable_that_an_error_asks_for_is_found() {
         ("by setting the OPENAI_API_KEY environment variable", Some("OPENAI_API_KEY")),
         ("sh: 1: JUDGE_KEY: parameter not set", Some("JUDGE_KEY")),
         ("bash: line 1: JUDGE_URL: unbound variable", Some("JUDGE_URL")),
+        ("KeyError: 'TOKEN' (r.py, line 2, in f), the environment variable `TOKEN` is not set", Some("TOKEN")),
         ("KeyError: 'answer' (r.py, line 2, in f)", None),
         ("ValueError: MAX_LEN is too small", None),
     ] {
@@ -93,6 +94,7 @@ fn errors_of_a_kind_name_the_option_that_is_theirs() {
     let folder = tempfile::tempdir().unwrap();
     for (text, words) in [
         ("return [os.environ['JUDGE_KEY']]", ["KeyError: 'JUDGE_KEY'", "`reward_env = [\"JUDGE_KEY\"]`"]),
+        ("return [float(os.environ['TOKEN'])]", ["KeyError: 'TOKEN'", "`reward_env = [\"TOKEN\"]`"]),
         ("import no_such_module_of_mine", ["ModuleNotFoundError", "`reward_python`"]),
         ("return [kwargs['answers']]", ["KeyError: 'answers'", "the row has no columns"]),
     ] {

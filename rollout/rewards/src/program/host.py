@@ -99,35 +99,46 @@ class Caller:
         return {"scores": self.scores(request), **self.log.fields()}
 
     def scores(self, request):
-        """An entry for each completion: a number, None, or why there is none. `log` is what was logged meanwhile."""
+        """An entry for each completion: a number, None, or why there is none. `log` is what was logged meanwhile.
+
+        Where a call for several raises, only those are to fail that raise by themselves. The others are scored together
+        once more, since a score may depend on the others of its group.
+        """
         completions = request["completions"]
+        found, raised = self.together(request, completions)
+        if not raised or len(completions) == 1:
+            return found
+        alone = [self.together(request, [one]) for one in completions]
+        rest = [place for place, (_, raised) in enumerate(alone) if not raised]
+        told = found[0].get("traceback")
+        scores = [score for [score], _ in alone]
+        self.log = Log(len(completions))
+        if rest:
+            again, _ = self.together(request, [completions[place] for place in rest])
+            self.log = self.log.of(len(completions), rest)
+            for place, score in zip(rest, again):
+                scores[place] = score
+        if told is not None:
+            failures = [score for score in scores if isinstance(score, dict)]
+            if failures:
+                failures[0].setdefault("traceback", told)
+            else:
+                print(told, file=sys.stderr)
+        return scores
+
+    def together(self, request, completions):
+        """Entries for completions that are scored in one call, and whether the call raised."""
         self.log = Log(len(completions))
         try:
-            values = self.call(request, completions)
+            return [entry(value) for value in self.call(request, completions)], False
         except Refusal as error:
-            self.log = Log(len(completions))
-            return [{"error": str(error)}] * len(completions)
+            failed, raised = {"error": str(error)}, False
         except BaseException as error:
-            failed = self.failure(error)
-        else:
-            return [entry(value) for value in values]
+            failed, raised = self.failure(error), True
         # What a call has logged that raised goes with it.
         self.log = Log(len(completions))
-        if len(completions) == 1:
-            return [failed]
-        # Only those that raise by themselves are to fail.
-        one_by_one, logs = [], []
-        for one in completions:
-            one_by_one += self.scores({**request, "completions": [one]})
-            logs.append(self.log)
-        self.log = Log.joined(logs)
-        if "traceback" in failed:
-            failures = [found for found in one_by_one if isinstance(found, dict)]
-            if failures:
-                failures[0].setdefault("traceback", failed["traceback"])
-            else:
-                print(failed["traceback"], file=sys.stderr)
-        return one_by_one
+        others = {key: text for key, text in failed.items() if key != "traceback"}
+        return [failed, *[dict(others) for _ in completions[1:]]], raised
 
     def call(self, request, completions):
         result = self.function(**self.arguments(request, completions))
@@ -135,8 +146,10 @@ class Caller:
             result = self.awaited(result)
         if hasattr(result, "tolist"):
             result = result.tolist()
-        if isinstance(result, (str, bytes, dict)) or not hasattr(result, "__iter__"):
-            raise Refusal(f"returned {shortened(result)} and not a list of {len(completions)} numbers")
+        # A set has no order.
+        if isinstance(result, (str, bytes, dict, set, frozenset)) or not hasattr(result, "__iter__"):
+            hint = "; name an instance of the class" if inspect.isclass(self.function) else ""
+            raise Refusal(f"returned {shortened(result)} and not a list of {len(completions)} numbers{hint}")
         result = list(result)
         if len(result) != len(completions):
             raise Refusal(f"returned {len(result)} scores for {len(completions)} completions")
@@ -200,16 +213,14 @@ class Log:
         """Its part of the answer."""
         return {"log_extra": self.extra, "log_metric": self.metrics}
 
-    @classmethod
-    def joined(cls, logs):
-        """The logs of single completions, in order, as one of all."""
-        joined = cls(sum(log.completions for log in logs))
-        for column in dict.fromkeys(column for log in logs for column in log.extra):
-            joined.extra[column] = [value for log in logs for value in log.extra.get(column, [None] * log.completions)]
-        for log in logs:
-            for name, values in log.metrics.items():
-                joined.metrics.setdefault(name, []).extend(values)
-        return joined
+    def of(self, completions, places):
+        """The same as the log of so many completions, of which these were called with."""
+        log = Log(completions)
+        log.metrics = self.metrics
+        for column, values in self.extra.items():
+            of_place = dict(zip(places, values))
+            log.extra[column] = [of_place.get(place) for place in range(completions)]
+        return log
 
 
 def logged(value):
@@ -227,20 +238,28 @@ def logged(value):
 
 def parameters(function):
     """The names that a function can be called with; None if it takes any."""
-    try:
-        found = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return None
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in found):
+    found = signature(function).values()
+    if not found or any(parameter.kind is parameter.VAR_KEYWORD for parameter in found):
         return None
     return {parameter.name for parameter in found}
 
 
-def asks_for_environments(function):
+def signature(function):
+    """The parameters of a function by name; none where they are not known. Those of a decorated one are the wrapper's,
+    which is called: `functools.wraps` shows those of the function within."""
     try:
-        return "environments" in inspect.signature(function).parameters
+        return inspect.signature(function, follow_wrapped=False).parameters
     except (TypeError, ValueError):
-        return False
+        return {}
+
+
+def asks_for_environments(function):
+    """Whether `environments` is among the parameters of a function, or of one that it wraps."""
+    while function is not None:
+        if "environments" in signature(function):
+            return True
+        function = getattr(function, "__wrapped__", None)
+    return False
 
 
 def answer_of(completion, in_messages):
@@ -321,6 +340,15 @@ def origin(error):
     return error
 
 
+def missing_variable(error):
+    """The variable that `os.environ[…]` has not found."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    is_lookup = place is not None and place.tb_frame.f_code is type(os.environ).__getitem__.__code__
+    return error.args[0] if is_lookup and isinstance(error, KeyError) else None
+
+
 def failure(error, file):
     """An exception in one line, with its traceback."""
     if isinstance(error, Refusal):
@@ -331,6 +359,9 @@ def failure(error, file):
     if frame is not None:
         text += f" ({os.path.basename(frame.filename)}, line {frame.lineno}, in {frame.name})"
     first = origin(error)
+    variable = missing_variable(error) or missing_variable(first)
+    if variable is not None:
+        text += f", the environment variable `{variable}` is not set"
     if first is not error and isinstance(first, (OSError, MemoryError)):
         text += f", from {type(first).__name__}: {first}".splitlines()[0]
     told.stack = traceback.StackSummary.from_list(users(told.stack))

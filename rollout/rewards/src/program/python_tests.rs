@@ -13,6 +13,7 @@ use crate::{Conversation, Registry, RewardError, RewardFunction, RewardInput, te
 
 const REWARDS: &str = r#"
 import asyncio
+import functools
 import sys
 
 import words
@@ -118,6 +119,40 @@ def logs_and_raises(completions, log_extra, log_metric, **kwargs):
 def logs_too_little(completions, log_extra, **kwargs):
     log_extra("seen", ["only one"])
     return [1.0 for _ in completions]
+
+
+CALLS = []
+
+
+def relative(completions, **kwargs):
+    CALLS.append(len(completions))
+    if CALLS == [3]:
+        raise TimeoutError("busy")
+    if "x" in completions:
+        raise ValueError("no x")
+    return [sorted(completions).index(completion) for completion in completions]
+
+
+def scaled(function):
+    @functools.wraps(function)
+    def wrapper(completions, answer, **kwargs):
+        return [10 * score + len(answer) + len(kwargs) for score in function(completions)]
+
+    return wrapper
+
+
+@scaled
+def decorated(completions):
+    return [len(completion) for completion in completions]
+
+
+def unordered(completions, **kwargs):
+    return set(range(len(completions)))
+
+
+class Style:
+    def __init__(self, completions, **kwargs):
+        pass
 
 
 def _private(completions):
@@ -244,9 +279,11 @@ fn what_a_function_logs_comes_with_its_scores() {
     assert_eq!(Logged::means([&log]), [("calls", 1.0)].into());
     assert_eq!(extra(&log, 0), [("seen".to_owned(), json!("a"))]);
     assert_eq!(extra(&log, 1), [("seen".to_owned(), Value::Null)]);
-    // A list of another length fits completions that are scored alone.
+    // A list of another length fits a completion that is scored alone, and no group.
     let (scores, log) = logged("logs_too_little");
-    assert_eq!((scores, extra(&log, 1)), (numbers(&[1.0, 1.0]), vec![("seen".to_owned(), json!("only one"))]));
+    let words = "ValueError: log_extra: 'seen' has 1 values for 2 completions";
+    assert!(scores.iter().all(|outcome| reason(outcome).starts_with(words)), "{scores:?}");
+    assert_eq!(extra(&log, 1), []);
 }
 
 /// Python's texts may have halves of pairs of surrogates, from file names and cut texts.
@@ -281,6 +318,25 @@ fn an_exception_costs_its_own_completion_and_names_its_line() {
     assert!(words.contains("words.VALUES[completion]") && words.ends_with("KeyError: 'b'"), "{words}");
 }
 
+/// A function may compare the completions of a group, so none is scored alone.
+#[test]
+fn completions_that_do_not_raise_are_scored_together() {
+    let place = Folder::new();
+    let function = place.function("relative");
+    let of = |texts: &[&str]| scores(&function, input("2+2=", texts, &json!({})), 60.0);
+    assert_eq!(of(&["c", "a", "b"]), numbers(&[2.0, 0.0, 1.0]), "what raised once is asked again");
+    let outcomes = of(&["c", "x", "a"]);
+    assert_eq!([&outcomes[0], &outcomes[2]], [&RewardOutcome::Score(1.0), &RewardOutcome::Score(0.0)]);
+    assert!(reason(&outcomes[1]).starts_with("ValueError: no x"), "{outcomes:?}");
+}
+
+#[test]
+fn of_a_decorated_function_the_wrapper_says_what_it_is_called_with() {
+    let input = input("2+2=", &["a", "bb"], &json!({"answer": "x", "other": 1}));
+    // Of `prompts`, `completion_ids`, `owner_masks`, `log_extra`, `log_metric` and `other`.
+    assert_eq!(Folder::new().scores("decorated", input), numbers(&[18.0, 28.0]));
+}
+
 #[test]
 fn what_is_printed_is_no_answer() {
     let place = Folder::new();
@@ -297,6 +353,9 @@ fn what_is_no_list_of_numbers_fails() {
     };
     assert_eq!(reasons("too_few"), ["returned 1 scores for 2 completions"; 2]);
     assert_eq!(reasons("no_list"), ["returned 0.5 (float) and not a list of 2 numbers"; 2]);
+    assert_eq!(reasons("unordered"), ["returned {0, 1} (set) and not a list of 2 numbers"; 2]);
+    let of_class = reasons("Style").remove(0);
+    assert!(of_class.ends_with("and not a list of 2 numbers; name an instance of the class"), "{of_class}");
     assert_eq!(reasons("no_numbers"), ["returned the text 'good' and not a number", "returned nan"]);
 }
 
@@ -351,7 +410,7 @@ fn a_file_with_one_function_needs_no_name_and_a_module_is_imported() {
     assert_eq!(scores(&function, two(), 60.0), numbers(&[0.5, 0.5]));
     let (message, _) = place.refusal("my_rewards.py");
     assert!(
-        message.contains("17 public functions: name one, as my_rewards.py:think_format_reward (or as_given"),
+        message.contains("21 public functions: name one, as my_rewards.py:think_format_reward (or as_given"),
         "{message}"
     );
     let (message, _) = place.refusal("words.py");

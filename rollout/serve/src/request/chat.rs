@@ -1,6 +1,6 @@
 //! The body of `POST /v1/chat/completions`.
 
-use rollout::data::{Tokenizer, TokenizerError};
+use rollout::data::{Marked, Tokenizer, TokenizerError};
 use serde_json::{Map, Value};
 use shared_chat::ChatTemplate;
 
@@ -78,8 +78,9 @@ impl Chat {
         let choice = Choice::take(&mut fields)?;
         let parallel = fields.take("parallel_tool_calls")?.unwrap_or(true) && !matches!(choice, Choice::Named(_));
         refuse_unless(&mut fields, "function_call", &["auto", "none"])?;
-        let Conversation { text, goes_on, messages, tools, has_variables } = conversation(&mut fields, tokenizer)?;
+        let Conversation { rendered, goes_on, messages, tools, has_variables } = conversation(&mut fields, tokenizer)?;
         fields.end()?;
+        let text = rendered.plain(0);
         max_model_len.map_or(Ok(()), |most| check_text("messages", &text, most))?;
         let support = tokenizer.template().map(ChatTemplate::tool_support);
         let calling = if choice == Choice::None { None } else { Calling::new(&tools, support, &text, parallel)? };
@@ -90,7 +91,7 @@ impl Chat {
         let (ids, max_tokens) = match max_model_len {
             Some(most) => {
                 let refuse = |error: TokenizerError| ApiError::field("messages", error.to_string());
-                let ids = tokenizer.encode(&text, false).map_err(refuse)?;
+                let ids = tokenizer.prompt_ids(&rendered).map_err(refuse)?;
                 check_ids("messages", &ids, tokenizer.model_vocab_size())?;
                 let max_tokens = room("messages", ids.len(), wanted, most)?;
                 (ids, max_tokens)
@@ -141,7 +142,7 @@ fn refuse_unless(fields: &mut Fields, name: &str, words: &[&str]) -> Result<(), 
 /// A conversation.
 pub struct Conversation {
     /// As the template writes it.
-    pub text: String,
+    pub rendered: Marked,
     /// Whether its last message is to be continued.
     pub goes_on: bool,
     /// Its messages as the template gets them.
@@ -180,21 +181,21 @@ pub fn conversation(fields: &mut Fields, tokenizer: &Tokenizer) -> Result<Conver
     if !tools.is_empty() {
         variables.insert("tools".into(), tools.as_slice().into());
     }
-    let text = render(&mut messages, &variables, tokenizer).map_err(refuse)?;
-    Ok(Conversation { text, goes_on: is_open, messages, tools, has_variables })
+    let rendered = render(&mut messages, &variables, tokenizer).map_err(refuse)?;
+    Ok(Conversation { rendered, goes_on: is_open, messages, tools, has_variables })
 }
 
 /// Renders messages. A template that does not know OpenAI's role `developer` gets those messages as `system`.
 ///
 /// # Errors
 /// The template's own error, and a message that it leaves out.
-fn render(messages: &mut [Value], variables: &Map<String, Value>, tokenizer: &Tokenizer) -> Result<String, String> {
+fn render(messages: &mut [Value], variables: &Map<String, Value>, tokenizer: &Tokenizer) -> Result<Marked, String> {
     let rendered = |messages: &[Value]| {
-        let text = tokenizer.render(messages, variables).map_err(|error| error.to_string())?;
+        let prompt = tokenizer.prompt(messages, variables).map_err(|error| error.to_string())?;
         // Templates may write replies of tools in a form of their own.
-        let lost = tokenizer.template().and_then(|template| template.lost(messages, &text));
+        let lost = tokenizer.template().and_then(|template| template.lost(messages, &prompt.plain(0)));
         let lost = lost.filter(|&index| messages[index]["role"] != "tool");
-        let Some(index) = lost else { return Ok(text) };
+        let Some(index) = lost else { return Ok(prompt) };
         let role = &messages[index]["role"];
         Err(format!("the model's chat template leaves out the words of `messages[{index}]`, whose role is {role}"))
     };

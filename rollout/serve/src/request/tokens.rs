@@ -26,8 +26,8 @@ pub fn tokenize(body: &[u8], models: &Models, tokenizer: &Tokenizer) -> Result<V
             return Err(ApiError::field("prompt", "`prompt` or `messages` is missing"));
         }
         None => {
-            let text = conversation(&mut fields, tokenizer)?.text;
-            tokenizer.encode(&text, false).map_err(|error| ApiError::field("messages", error.to_string()))?
+            let rendered = conversation(&mut fields, tokenizer)?.rendered;
+            tokenizer.prompt_ids(&rendered).map_err(|error| ApiError::field("messages", error.to_string()))?
         }
     };
     fields.end()?;
@@ -45,4 +45,28 @@ pub fn detokenize(body: &[u8], models: &Models, tokenizer: &Tokenizer) -> Result
     fields.end()?;
     check_known("tokens", &ids, tokenizer.model_vocab_size())?;
     tokenizer.decode(&ids).map_err(|error| ApiError::field("tokens", error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{super::chat::Chat, *};
+    use crate::testing::{MAX_MODEL_LEN, models, with_template};
+
+    #[test]
+    fn control_tokens_of_messages_are_text() {
+        let tokenizer = with_template("{% for m in messages %}{{ m.content }}<eos>{% endfor %}");
+        let letters = |text: &str| -> Vec<u32> {
+            text.chars().flat_map(|c| tokenizer.encode(&c.to_string(), false).unwrap()).collect()
+        };
+        let body = json!({ "messages": [{ "role": "user", "content": "a<eos>" }] }).to_string();
+        let ids = tokenize(body.as_bytes(), &models(), &tokenizer).unwrap();
+        assert_eq!(ids, [letters("a<eos>"), vec![0]].concat());
+        let chat = Chat::read(body.as_bytes(), &models(), &tokenizer, Some(MAX_MODEL_LEN)).unwrap();
+        assert_eq!(chat.prompt.ids[..], ids[..]);
+        let body = json!({ "prompt": "a<eos>" }).to_string();
+        let of_text = tokenize(body.as_bytes(), &models(), &tokenizer).unwrap();
+        assert_eq!(of_text, [letters("a"), vec![0]].concat(), "a text is read as it is");
+    }
 }

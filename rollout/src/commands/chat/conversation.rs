@@ -54,7 +54,8 @@ impl Conversation {
     pub fn ids(&self) -> Result<Vec<u32>, String> {
         let system = self.system.iter().map(|system| message("system", system));
         let messages: Vec<Value> = system.chain(self.turns.iter().cloned()).collect();
-        let encoded = self.render(&messages).and_then(|text| self.tokenizer.encode(&text, false));
+        let prompt = self.tokenizer.prompt(&messages, &Map::new());
+        let encoded = prompt.and_then(|prompt| self.tokenizer.prompt_ids(&prompt));
         encoded.map_err(|error| {
             if self.system.is_some() && self.render(&self.turns).is_ok() {
                 return format!("{error}; without the system prompt it can: `/system` alone takes that away");

@@ -80,6 +80,18 @@ fn a_suffix_goes_from_the_end_of_a_turn_to_the_opening_of_the_next() {
     assert_eq!(of_control.ids.len(), of_letters.ids.len(), "a byte each");
 }
 
+#[test]
+fn messages_have_the_same_ids_in_a_conversation_and_alone() {
+    let dialogue = dialogue(CHATML, &["<|im_end|>", "<|endoftext|>"]).unwrap();
+    let tokenizer = tokenizer(CHATML);
+    let messages = [user("a<|im_end|>"), json!({"role": "assistant", "content": "<|im_start|>"}), user("b")];
+    let alone = tokenizer.prompt(&messages, &serde_json::Map::new()).unwrap();
+    let ids = tokenizer.prompt_ids(&alone).unwrap();
+    assert_eq!(dialogue.opening(&messages, &[]).unwrap(), ids);
+    let [end] = special(&tokenizer, &["<|im_end|>"])[..] else { panic!("a token of its own") };
+    assert_eq!(ids.iter().filter(|id| **id == end).count(), messages.len(), "those of the template alone");
+}
+
 /// GLM ends a turn with the first token of the message behind it.
 #[test]
 fn a_reply_does_not_begin_with_the_token_that_ended_the_turn() {

@@ -174,6 +174,15 @@ fn prompts_without_room_for_a_completion_are_counted_and_left_out_and_the_others
 }
 
 #[test]
+fn control_tokens_of_messages_are_text_and_those_of_texts_are_tokens() {
+    let messages = &load(r#"{"prompt": [{"role": "user", "content": "a<s>"}]}"#, Some(TEMPLATE))[0];
+    assert_eq!(messages.prompt_text, "<|user|>a<s>\n<|assistant|>");
+    assert_eq!(messages.prompt_ids.len(), messages.prompt_text.len(), "a byte each");
+    let text = &load(r#"{"prompt": "a<s>"}"#, Some(TEMPLATE))[0];
+    assert_eq!((text.prompt_ids.len(), text.prompt_ids.last()), (3, Some(&BOS)));
+}
+
+#[test]
 fn tools_and_template_arguments_reach_the_template() {
     let line =
         r#"{"prompt": [{"role": "user", "content": "a"}], "tools": [7], "chat_template_kwargs": {"tools": "K"}}"#;

@@ -24,8 +24,8 @@ macro_rules! learning {
         /// Optimisation passes over each generation batch (μ).
         num_iterations: u32 = 1, trl, also(&["ppo_epochs"]), at_least(1.0);
         /// Most tokens that the learner holds in one forward pass, where a prompt goes through once for all of its
-        /// completions that fit. It bounds memory and changes a gradient by rounding alone. Groups that do not fit have
-        /// their prompt computed once for each part.
+        /// completions that fit. It bounds memory and changes a gradient by rounding alone (with `kl_estimator` abs, a
+        /// rounding error decides signs). Groups that do not fit have their prompt computed once for each part.
         micro_batch_tokens: Option<u32> = None,
             absent("the smallest that is as fast as larger ones, less where the memory of the machine is too small; a \
                     resumed run keeps its own"),
@@ -38,7 +38,8 @@ macro_rules! learning {
         gradient_checkpointing: bool = false, trl, keeps_results;
         /// Compute the learner's layers in bfloat16, with float32 copies of what is trained; norms, softmax, loss and
         /// the sums of logits stay in float32. Faster where the processor multiplies bfloat16 (AMX, AVX-512 BF16,
-        /// GPUs); the sampler gets the rounded weights. TRL's default is true.
+        /// GPUs); the sampler gets the rounded weights, but under `use_peft` a frozen model that is not rounded. TRL's
+        /// default is true.
         bf16: bool = false, trl;
         /// Train a low-rank adapter (LoRA) beside the frozen model instead of the model itself: gradients and optimiser
         /// state of a hundredth of the size, a cheaper backward pass, versions of a few megabytes, and a reference

@@ -226,8 +226,8 @@ macro_rules! run {
         /// events, at most 40 MB; it costs a few events a step.
         rollout_trace: bool = false, keeps_results;
         /// `latest` (TRL's `true`), or a `checkpoint-N` to go on from: its path, or its name where it lies in
-        /// `output_dir`. The newest one goes on in its `output_dir`; an earlier one needs another `output_dir`, into
-        /// which the run branches off.
+        /// `output_dir`. The folder of a run stands for its newest checkpoint. The newest one goes on in its
+        /// `output_dir`; an earlier one needs another `output_dir`, into which the run branches off.
         resume_from_checkpoint: Option<String> = None, absent("from the beginning"), trl, keeps_results;
     }
 

@@ -39,6 +39,12 @@ impl TrainConfig {
             "`normalize_advantages` adds nothing: `advantage_estimator` {estimator} whitens by itself"
         );
         list.extend(self.kl_remark());
+        list.extend(self.warmup_remark(self.max_steps.map(|steps| self.updates_of(steps))));
+        warn_if!(
+            self.max_steps.is_some_and(|steps| self.critic_warmup_steps >= steps),
+            "`critic_warmup_steps` {} is not below `max_steps`, so only the critic learns",
+            self.critic_warmup_steps
+        );
         let reduction = self.loss_aggregation.map_or(self.loss_type.spec().reduction, Reduction::Aggregation);
         warn_if!(
             self.use_valid_token_scale && reduction.is_token_mean(),
@@ -231,7 +237,8 @@ impl TrainConfig {
 mod tests {
     use super::*;
     use crate::config::{
-        KlEstimator, LoneAdvantage, LossAggregation, MultiObjectiveAggregation, validate::testing::valid,
+        KlEstimator, LoneAdvantage, LossAggregation, LrSchedulerType, MultiObjectiveAggregation,
+        validate::testing::valid,
     };
 
     #[test]
@@ -301,7 +308,7 @@ mod tests {
     #[test]
     fn every_remark_names_its_option() {
         type Change = fn(&mut TrainConfig);
-        let cases: [(&str, Change); 31] = [
+        let cases: [(&str, Change); 34] = [
             ("temperature", |c| c.temperature = 1.2),
             ("temperature", |c| c.temperature = 0.5),
             ("num_generations", |c| c.num_generations = 2),
@@ -331,6 +338,12 @@ mod tests {
                 (c.beta, c.kl_estimator, c.use_kl_in_reward) = (0.1, Some(KlEstimator::K2), true);
             }),
             ("num_iterations", |c| c.num_iterations = 8),
+            ("lr_scheduler_type", |c| (c.warmup_steps, c.lr_scheduler_type) = (5, LrSchedulerType::Constant)),
+            ("warmup_steps", |c| (c.warmup_steps, c.max_steps) = (5, Some(5))),
+            ("critic_warmup_steps", |c| {
+                (c.critic_warmup_steps, c.max_steps) = (4, Some(4));
+                c.advantage_estimator = AdvantageEstimator::Gae;
+            }),
             ("use_valid_token_scale", |c| {
                 (c.use_valid_token_scale, c.loss_type) = (true, LossType::Grpo);
                 c.loss_aggregation = Some(LossAggregation::TokenMean);

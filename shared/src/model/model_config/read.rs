@@ -430,6 +430,8 @@ impl Reader<'_> {
         // In Gemma 4 the word concerns tokens of images alone.
         let of_images = |v: &Value| architecture == Architecture::Gemma4 && v.as_str() == Some("vision");
         self.expect("use_bidirectional_attention", |v| off(v) || of_images(v), "attention is causal")?;
+        // transformers makes the attention of any family bidirectional where the key is false.
+        self.expect("is_causal", |v| v == &Value::Bool(true), "attention is causal")?;
         if architecture == Architecture::Gemma4 {
             self.refuse_larger_gemma4()?;
         } else {

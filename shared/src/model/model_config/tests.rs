@@ -328,6 +328,7 @@ fn whatever_changes_the_mathematics_is_refused_with_key_and_value() {
         (json!({"layer_types": ["full_attention"]}), "layer_types", "[\"full_attention\"]"),
         (json!({"rope_scaling": {"type": "linear", "factor": 0.0}}), "rope_scaling.factor", "0"),
         (json!({"use_bidirectional_attention": true}), "use_bidirectional_attention", "true"),
+        (json!({"is_causal": false}), "is_causal", "false"),
         (json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}), "rope_scaling.rope_type", "\"yarn\""),
         (json!({"rope_parameters": {"rope_type": "dynamic"}}), "rope_parameters.rope_type", "\"dynamic\""),
         (json!({"rope_scaling": {"type": "mrope", "mrope_section": [16]}}), "rope_scaling.type", "\"mrope\""),
@@ -470,7 +471,8 @@ fn a_scaling_that_is_not_applied_says_how_to_do_without_it() {
     ] {
         let text = told(json!({key: yarn}));
         assert!(
-            text.contains("within the original 32768 tokens")
+            text.contains("so without it the model is another one; only where a model was trained without it,")
+                && text.contains("within the original 32768 tokens")
                 && text.contains(way_out)
                 && text.contains("set `max_position_embeddings` to 32768"),
             "{text}"

@@ -39,6 +39,19 @@ impl Marks {
         text.chars().filter(|&c| !self.is_mark(c)).collect()
     }
 
+    /// A text whose marks are characters again, where a template has written them as escapes of JSON
+    /// (`tojson(ensure_ascii=true)`).
+    #[must_use]
+    pub fn unescaped_in(&self, text: &str) -> String {
+        let mut text = text.to_owned();
+        let [first, second] = self.places;
+        for mark in [self.open, self.close, self.seam, first, second] {
+            let escape: String = mark.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")).collect();
+            text = text.replace(&escape, mark.encode_utf8(&mut [0; 4]));
+        }
+        text
+    }
+
     /// Whether a character is a mark of a control token or of a seam.
     pub(super) fn is_mark(&self, c: char) -> bool {
         [self.open, self.close, self.seam].contains(&c)

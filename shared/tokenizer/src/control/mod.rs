@@ -4,7 +4,7 @@
 //! tools are rendered, [`ControlTokens::mark`] puts marks around every control token that stands in one of their texts.
 //! [`TextTokenizer::encode_marked`] then reads such a token as text, and everything else as ever. So a prompt without
 //! such tokens has the ids that it would have without marks. transformers' `sanitize_control_tokens` has the same
-//! rules.
+//! rules, but for what the policy said ([`ControlTokens::mark_said`]).
 //!
 //! A template may also complete a token that a text only began: `<tool_call` and then `>`. A text that ends as a
 //! control token begins, or begins as one ends, therefore has a mark at that end, a **seam**. No control token crosses
@@ -36,6 +36,8 @@ pub struct ControlTokens {
     by_first: HashMap<char, Vec<String>>,
     /// Texts by id.
     by_id: HashMap<u32, String>,
+    /// The texts of special tokens.
+    special: HashSet<String>,
     /// The beginnings of the texts, without the whole texts.
     heads: HashSet<String>,
     /// The ends of the texts, without the whole texts.
@@ -61,14 +63,13 @@ impl TextTokenizer {
     /// templates write these as ordinary text.
     #[must_use]
     pub fn control_tokens(&self, writes: impl Fn(&str) -> bool) -> ControlTokens {
-        let is_control = |id: u32, token: &AddedToken| {
-            let text = token.content.as_str();
-            token.special || self.special.contains(&id) || !text.trim().is_empty() && writes(text)
-        };
         let mut control = ControlTokens::default();
         for (&id, token) in self.inner.get_added_vocabulary().get_added_tokens_decoder() {
-            if !token.content.is_empty() && is_control(id, token) {
+            let text = token.content.as_str();
+            let is_special = token.special || self.special.contains(&id);
+            if !text.is_empty() && (is_special || !text.trim().is_empty() && writes(text)) {
                 control.add(id, token);
+                control.special.extend(is_special.then(|| text.to_owned()));
             }
         }
         // A character that no vocabulary has.
@@ -215,17 +216,17 @@ impl ControlTokens {
     /// A value with marks in all of its texts, keys included.
     #[must_use]
     pub fn mark(&self, value: &Value, marks: &Marks) -> Value {
-        match value {
-            Value::String(text) => self.mark_text(text, marks).into(),
-            Value::Array(items) => items.iter().map(|item| self.mark(item, marks)).collect(),
-            Value::Object(keys) => {
-                keys.iter().map(|(key, value)| (self.mark_text(key, marks), self.mark(value, marks))).collect()
-            }
-            Value::Null | Value::Bool(_) | Value::Number(_) => value.clone(),
-        }
+        in_texts(value, &|text| self.mark_text(text, marks, |_| true))
     }
 
-    fn mark_text(&self, text: &str, marks: &Marks) -> String {
+    /// As [`mark`](Self::mark), for what the policy said. Only special tokens are marked: `<think>` and its like stay
+    /// the tokens that the policy drew, and templates look for them to leave thoughts out.
+    #[must_use]
+    pub fn mark_said(&self, value: &Value, marks: &Marks) -> Value {
+        in_texts(value, &|text| self.mark_text(text, marks, |token| self.special.contains(token)))
+    }
+
+    fn mark_text(&self, text: &str, marks: &Marks, is_marked: impl Fn(&str) -> bool) -> String {
         let seam_at_start = self.could_end_at_start(text);
         let seam_at_end = self.could_begin_at_end(text);
         let mut marked = String::with_capacity(text.len());
@@ -233,6 +234,10 @@ impl ControlTokens {
         let mut rest = text;
         while let Some(first) = rest.chars().next() {
             let length = match self.at_start(rest) {
+                Some(token) if !is_marked(token) => {
+                    marked.push_str(token);
+                    token.len()
+                }
                 Some(token) => {
                     marked.push(marks.open);
                     marked.push_str(token);
@@ -308,6 +313,16 @@ impl ControlTokens {
         let ends: Vec<usize> = cuts.chain([text.len()]).collect();
         let begins = [0].into_iter().chain(ends.iter().copied());
         begins.zip(ends.iter().copied()).map(|(begin, end)| begin..end).filter(|part| !part.is_empty()).collect()
+    }
+}
+
+/// A value with another text in the place of each of its texts, keys included.
+fn in_texts(value: &Value, text: &dyn Fn(&str) -> String) -> Value {
+    match value {
+        Value::String(written) => text(written).into(),
+        Value::Array(items) => items.iter().map(|item| in_texts(item, text)).collect(),
+        Value::Object(keys) => keys.iter().map(|(key, value)| (text(key), in_texts(value, text))).collect(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => value.clone(),
     }
 }
 

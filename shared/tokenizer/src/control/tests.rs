@@ -241,3 +241,24 @@ fn keys_and_lists_are_marked_as_texts_are() {
     let expected: Value = [(format!("{open}<call>{close}"), inner)].into_iter().collect();
     assert_eq!(control.mark(&value, &marks), expected);
 }
+
+#[test]
+fn what_the_policy_said_keeps_its_tokens_that_are_not_special() {
+    let tokenizer = bytes(false);
+    let control = control(&tokenizer);
+    let said = json!([{"type": "text", "text": "<call>a<|end|>"}]);
+    let marks = Marks::unused_in([&said], |_| false).unwrap();
+    let (open, close) = (marks.open, marks.close);
+    let marked = control.mark_said(&said, &marks);
+    assert_eq!(marked, json!([{"type": "text", "text": format!("<call>a{open}<|end|>{close}")}]));
+    let ids = tokenizer.encode_marked(marked[0]["text"].as_str().unwrap(), &marks, &control, true).unwrap();
+    assert_eq!(controls(&tokenizer, &ids), ["<call>"]);
+}
+
+#[test]
+fn marks_are_found_in_escapes_of_json() {
+    let marks = Marks::unused_in([], |_| false).unwrap();
+    let [place, _] = marks.places;
+    assert_eq!(marks.unescaped_in(r"\ud869\udedf|\ud869\uded7\u00e9"), format!("{}|\\ud869\\uded7\\u00e9", marks.open));
+    assert_eq!(marks.unescaped_in(r"a\ud869\udedc"), format!("a{place}"));
+}

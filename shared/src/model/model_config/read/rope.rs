@@ -277,8 +277,8 @@ impl Reader<'_> {
         }
     }
 
-    /// What to do about a scaling that is not supported. If the scaling was added for longer sequences, sequences
-    /// within the original context length need none.
+    /// What to do about a scaling that is not supported. If the scaling was added for longer sequences to a model that
+    /// was trained without it, sequences within the original context length need none.
     fn way_out_of_scaling(&self, name: &Value, rope: &Reader<'_>) -> String {
         const SUPPORTED: &str = "supported rope types: default, linear, llama3";
         let stated = |reader: &Reader<'_>| reader.get(ORIGINAL).and_then(Value::as_u64);
@@ -301,8 +301,10 @@ impl Reader<'_> {
         match name.as_str() {
             Some("dynamic") => format!("{SUPPORTED}; within the original {length} it changes nothing: {how}"),
             Some("yarn") => format!(
-                "{SUPPORTED}; sequences within the original {length} do without it, as where it was added to reach \
-                 further: {how}"
+                "{SUPPORTED}; YaRN has other frequencies and another attention factor at every length, so without it \
+                 the model is another one; only where a model was trained without it, and it was added to reach \
+                 further, sequences within the original {length} do without it: {how}; otherwise take a model without \
+                 it"
             ),
             Some("longrope" | "su") => format!(
                 "{SUPPORTED}; only where every `short_factor` is 1, sequences within the original {length} do almost \
