@@ -61,9 +61,11 @@ fn double_meaning(word: &str) -> Option<[&'static str; 2]> {
         return Some(["text", "null, or the text in quotes"]);
     }
     let digits = word.strip_prefix(['+', '-']).unwrap_or(word);
-    let prefixed = ["0o", "0O", "0X", "0B"].iter().find_map(|prefix| digits.strip_prefix(prefix));
-    let is_number = |digits: &str| !digits.is_empty() && digits.chars().all(|c| c.is_ascii_hexdigit() || c == '_');
-    if prefixed.is_some_and(is_number) {
+    let is_number = |(prefix, base): &(&str, u32)| {
+        let digits = digits.strip_prefix(prefix).unwrap_or_default();
+        !digits.is_empty() && digits.chars().all(|c| c.is_digit(*base) || c == '_')
+    };
+    if [("0o", 8), ("0O", 8), ("0X", 16), ("0B", 2)].iter().any(is_number) {
         return Some(["text", "the number in base ten, or the text in quotes"]);
     }
     is_sexagesimal(digits).then_some(["a number in base 60", "the number in base ten, or the text in quotes"])
@@ -147,6 +149,7 @@ mod tests {
             ("10.0.0.1:8000", json!("10.0.0.1:8000")),
             ("localhost:80", json!("localhost:80")),
             ("0Xen", json!("0Xen")),
+            ("0Bad", json!("0Bad")),
         ] {
             assert_eq!(value(&format!("a: {word}\n")).unwrap(), json!({ "a": expected }), "{word}");
         }

@@ -125,7 +125,8 @@ fn find_checkpoint(config: &mut TrainConfig) {
     }
     let path = Path::new(&*wanted);
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let Ok(step) = name.strip_prefix("checkpoint-").unwrap_or(&name).parse::<u64>() else {
+    let number = name.strip_prefix("checkpoint-").or((!path.exists()).then_some(&*name));
+    let Some(Ok(step)) = number.map(str::parse::<u64>) else {
         let of = |path: &Path| fs::canonicalize(path).ok();
         if of(path).is_some_and(|path| of(&config.output_dir) == Some(path)) {
             NEWEST[0].clone_into(wanted);
@@ -388,6 +389,9 @@ mod tests {
         );
         assert_eq!([found("true".into()), found(shown(&own)), found(shown(&own.join(".")))], ["latest"; 3]);
         assert_eq!(found(shown(&other)), shown(&other.join("checkpoint-30")), "its newest");
+        let numbered = root.path().join("3");
+        fs::create_dir_all(RunDir::new(&numbered).checkpoint(5)).unwrap();
+        assert_eq!(found(shown(&numbered)), shown(&numbered.join("checkpoint-5")), "a run may be called so");
         for unknown in [shown(&root.path().join("empty")), shown(&root.path().join("absent")), "checkpoint-7".into()] {
             assert_eq!(found(unknown.clone()), unknown, "the refusal comes later, with all checkpoints there are");
         }

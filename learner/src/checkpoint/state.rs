@@ -110,7 +110,7 @@ mod tests {
         };
         let begun = of(2, 8);
         assert_eq!(begun.updates_per_step(), 8);
-        // Two steps, one of whose updates was not made.
+        // No multiple of a step's updates.
         let carried = Carried { updates: 15, ..Carried::default() };
         let mut state = TrainerState { step: 2, carried, ..TrainerState::start(&begun, 4) };
         let place = |state: &TrainerState, config: &TrainConfig| state.clone().with_updates_of(config).carried.updates;

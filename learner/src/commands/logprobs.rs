@@ -87,9 +87,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 fn read_row(fields: Map<String, Value>, model: &ModelConfig) -> anyhow::Result<Row> {
     let (vocabulary, limit) = (model.vocab_size, model.max_position_embeddings);
     let ids = |key: &str| -> Option<anyhow::Result<Vec<u32>>> {
-        fields
-            .get(key)
-            .map(|value| serde_json::from_value(value.clone()).map_err(|_| anyhow!("`{key}` is no list of token ids")))
+        let given = fields.get(key).filter(|value| !value.is_null());
+        given.map(|value| serde_json::from_value(value.clone()).map_err(|_| anyhow!("`{key}` is no list of token ids")))
     };
     let prompt = ids("prompt_ids").ok_or_else(|| anyhow!("the row has no `prompt_ids`"))??;
     let completion = match (ids("completion_ids").transpose()?, ids("token_ids").transpose()?) {

@@ -11,7 +11,13 @@ const ENDS: [(&str, &str); 2] = [("minimum", "exclusiveMinimum"), ("maximum", "e
 
 /// Refuses a schema whose own bounds or values would be rounded. It does not look into the schemas in it.
 pub fn check(schema: &Map<String, Value>) -> Result<(), String> {
-    let of_integers = schema.get("type").is_some_and(|kind| kind == "integer");
+    let of_integers = match schema.get("type") {
+        Some(Value::Array(kinds)) => {
+            kinds.iter().any(|kind| kind == "integer") && !kinds.iter().any(|kind| kind == "number")
+        }
+        Some(kind) => kind == "integer",
+        None => false,
+    };
     for (inclusive, exclusive) in ENDS {
         // In draft 4 the second keyword is a flag of the first.
         let is_flag = schema.get(exclusive) == Some(&Value::Bool(true));
@@ -111,6 +117,7 @@ mod tests {
             json!({"type": "integer", "exclusiveMaximum": last}),
             json!({"type": "integer", "minimum": 0, "maximum": i64::MAX}),
             json!({"type": "integer", "minimum": 0, "maximum": u64::MAX}),
+            json!({"type": ["integer", "null"], "minimum": 0, "maximum": i64::MAX}),
             json!({"type": "integer", "minimum": -1e30, "maximum": 1e30}),
             json!({"const": i64::MAX}),
             json!({"enum": [0.1, last, {"a": "9007199254740993"}]}),

@@ -31,8 +31,8 @@ impl Dialogue {
         Ok(Self { script, ends, stop_tokens: stop_tokens.to_vec(), limits })
     }
 
-    /// Prompt ids of messages with tools, up to the opening of the assistant's turn. Texts of messages and tools never
-    /// become control tokens.
+    /// Prompt ids of messages with tools, up to the opening of the assistant's turn. Texts of messages and tools
+    /// become no control tokens, but for those of docs/templates.md.
     ///
     /// # Errors
     /// Messages that the template refuses or the tokenizer cannot represent.

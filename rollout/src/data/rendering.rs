@@ -4,7 +4,7 @@
 //! the same ids wherever they come from.
 
 use serde_json::{Map, Value};
-use shared_chat::{TemplateError, prefill};
+use shared_chat::{ChatTemplate, TemplateError, prefill};
 use shared_tokenizer::{ControlTokens, Marks};
 
 use super::{Tokenizer, TokenizerError};
@@ -92,7 +92,10 @@ impl Tokenizer {
             }
             other => other,
         })?;
-        if self.template().is_some_and(|template| template.writes("ensure_ascii")) {
+        // A template that escapes letters has escaped the marks too.
+        let escapes =
+            |template: &ChatTemplate| template.writes("ensure_ascii=true") || template.writes("ensure_ascii=True");
+        if self.template().is_some_and(escapes) {
             text = marks.unescaped_in(&text);
         }
         Ok(Marked { text, marks })
@@ -114,10 +117,10 @@ impl Tokenizer {
         let begun = prefill(messages).map(|_| messages.len() - 1);
         let mark = |(at, message): (usize, &Value)| {
             let mut marked = control.mark(message, marks);
-            let is_said = ["assistant", "system", "developer"].iter().any(|role| message["role"] == *role);
-            let said = message.get("content").filter(|_| is_said);
-            if let Some(said) = said {
-                marked["content"] = if begun == Some(at) { said.clone() } else { control.mark_said(said, marks) };
+            let is_trusted = ["assistant", "system", "developer"].iter().any(|role| message["role"] == *role);
+            if let Some(content) = message.get("content").filter(|_| is_trusted) {
+                marked["content"] =
+                    if begun == Some(at) { content.clone() } else { control.mark_special(content, marks) };
             }
             marked
         };

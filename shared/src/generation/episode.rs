@@ -43,7 +43,7 @@ impl FinishReason {
 /// The engine's figures about the probability of one sampled token. All natural logarithms.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct TokenLogprob {
-    /// Under the full distribution at temperature 1, before any penalty; for greedy sampling behind it.
+    /// Under the full distribution at temperature 1, before any penalty.
     pub logprob: f32,
     /// Under the full (untruncated) distribution at the sampling temperature, after the repetition penalty. Equal to
     /// `logprob` at temperature 1 without a penalty; 0 for greedy sampling, where it does not apply (with a constraint,

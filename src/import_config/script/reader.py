@@ -60,6 +60,10 @@ ARGUMENTS = {
     "vespo_lambda_pos", "vllm_importance_sampling_cap", "vllm_structured_outputs_regex", "warmup_ratio",
     "warmup_steps", "weight_decay",
 }  # fmt: skip
+# Names of what holds arguments, or of the trainer that does.
+HOLDS_ARGUMENTS = re.compile("(^|_)(args?|arguments?|cfg|conf|config|params|trainer)$")
+# Packages whose objects are none of the trainer's.
+OF_OTHERS = ("logging.", "mlflow.", "numpy.", "torch.", "trackio.", "wandb.")
 # Attributes of models and tokenizers that change neither prompts nor weights.
 HARMLESS = {
     "pad_token", "pad_token_id", "padding_side", "truncation_side", "model_max_length", "config.use_cache",
@@ -454,7 +458,7 @@ class Script:
         for scope, root, path, node in self.touched:
             names, at = set_by(path, node)
             last = at[-1] if at else getattr(root, "id", "")
-            if path[-1] == "setattr" and not re.search("arg|cfg|conf", last.lower()):
+            if path[-1] == "setattr" and not HOLDS_ARGUMENTS.search(last.lower()):
                 # A name that is not written out: much else is set so, such as modules of a model.
                 continue
             if names & ARGUMENTS and not self.is_another(root, at, scope):
@@ -482,21 +486,71 @@ class Script:
             # `self` of a class of the script.
             arguments = getattr(bound.args, "posonlyargs", []) + bound.args.args
             is_self = home.parent.is_class and bool(arguments) and arguments[0].arg == root.id
-            return is_self and not {"trainer", "training_args"} & set(at)
+            if is_self:
+                return not {"trainer", "training_args"} & set(at)
         # Of `a = b = GRPOConfig(…)` either name leads to the same.
         names = [name for name, several in home.names.items() if any(each[2] is bound for each in several)]
-        return not at and len(names) == 1 and isinstance(bound, ast.Call) and self.makes_another(bound.func, home)
+        if isinstance(bound, ast.Call) and len(names) == 1:
+            if (self.full(bound.func, home) or "").startswith(OF_OTHERS):
+                return True
+            if not at and self.makes_another(bound.func, home):
+                return True
+        if isinstance(bound, ast.Name):
+            # Another name for `self`, or for what a function is called with.
+            first = home.of(bound.id)
+            given = [kind for kind, _, _, _ in first.names[bound.id]] if first else []
+            return given == ["argument"] and self.is_another(bound, at, home)
+        # What a function is called with, or what a loop goes through, may be anything: its name tells, or a call.
+        if kind != "argument" and not isinstance(bound, (ast.For, ast.AsyncFor)):
+            return False
+        named = any(HOLDS_ARGUMENTS.search(part.lower()) for part in parts)
+        return not named and not (kind == "argument" and self.gets_arguments(bound, root.id))
+
+    def gets_arguments(self, function, name):
+        """Whether a call in the script gives a function the trainer or its configuration under this name."""
+        places = [each.arg for each in getattr(function.args, "posonlyargs", []) + function.args.args]
+        for node, scope, _ in self.calls:
+            if getattr(node.func, "id", None) != getattr(function, "name", ""):
+                continue
+            given = [value for place, value in zip(places, node.args) if place == name]
+            for value in given + [each.value for each in node.keywords if each.arg == name]:
+                home = scope.of(value.id) if isinstance(value, ast.Name) else None
+                made = [bound for _, _, bound, _ in home.names[value.id]] if home else [value]
+                fulls = [self.full(one.func, scope) or "" for one in made if isinstance(one, ast.Call)]
+                if any(full.startswith("trl.") for full in fulls) or HOLDS_ARGUMENTS.search(getattr(value, "id", "")):
+                    return True
+        return False
 
     def makes_another(self, of, scope):
         """Whether a call makes an object of a class that is not the trainer's. A configuration that is changed under
         the name that it was given is found where that name is read."""
+        if getattr(of, "id", None) == "cls" or is_call_of(getattr(of, "value", None), "super"):
+            return True
+        if isinstance(of, ast.Attribute) and of.attr in ("parse_args", "parse_known_args"):
+            return True
         full = self.full(of, scope)
         if full is not None:
             is_class = full.split(".")[-1][:1].isupper() or full.endswith(".from_pretrained")
             return is_class and not is_trainer(full)
         home = scope.of(of.id) if isinstance(of, ast.Name) else None
         nodes = [bound for _, _, bound, _ in home.names[of.id]] if home else []
-        return len(nodes) == 1 and isinstance(nodes[0], ast.ClassDef) and not nodes[0].bases
+        return len(nodes) == 1 and isinstance(nodes[0], ast.ClassDef) and self.is_apart(nodes[0], home)
+
+    def is_apart(self, node, scope, depth=0):
+        """Whether a class of the script has no base that is one of trl, of transformers, or unknown."""
+        for base in node.bases:
+            full = self.full(base, scope)
+            home = scope.of(base.id) if isinstance(base, ast.Name) else None
+            nodes = [bound for _, _, bound, _ in home.names[base.id]] if home else []
+            own = nodes[0] if len(nodes) == 1 and isinstance(nodes[0], ast.ClassDef) else None
+            if full is not None and full.startswith(("trl.", "transformers.")):
+                return False
+            if isinstance(base, ast.Name) and home is None and full is None:
+                # One that Python has by itself.
+                continue
+            if full is None and (own is None or depth > 9 or not self.is_apart(own, home, depth + 1)):
+                return False
+        return True
 
     def report(self):
         trainers = [call for call in self.calls if is_trainer(self.full(call[0].func, call[1]))]

@@ -345,18 +345,20 @@ fn an_argument_that_another_line_sets_is_named_with_that_line() {
         "t.args.beta, x = 1, 2",
         "b = a; b.beta = 3",
         "d = {'a': a}; d['a'].beta = 3",
-        "def f(x): x.beta = 3; return x",
-        "def f(x): x.beta += 1",
-        "def f(x): x.beta: float = 1",
-        "def f(x): del x.beta",
+        "def f(args): args.beta = 3; return args",
+        "def f(x): x.beta = 3; return x\nf(a)",
+        "def f(y, x): x.beta = 3\nf(1, x=a)",
+        "def f(args): args.beta += 1",
+        "def f(config): config.beta: float = 1",
+        "def f(training_args): del training_args.beta",
         "for t.args.beta in [1]: pass",
         "with o() as t.args.beta: pass",
-        "def f(x): setattr(x, 'beta', 3)",
-        "def f(x): object.__setattr__(x, 'beta', 3)",
-        "def f(x): vars(x)['beta'] = 3",
-        "def f(x): x.__dict__.update(beta=3)",
-        "def f(x): x.__dict__.update({'beta': 3})",
-        "f = lambda x: setattr(x, 'beta', 3)",
+        "def f(args): setattr(args, 'beta', 3)",
+        "def f(args): object.__setattr__(args, 'beta', 3)",
+        "def f(args): vars(args)['beta'] = 3",
+        "def f(args): args.__dict__.update(beta=3)",
+        "def f(args): args.__dict__.update({'beta': 3})",
+        "f = lambda args: setattr(args, 'beta', 3)",
     ] {
         let message = missing(&script(line));
         let words = "beta (--beta): line 3: `beta` is changed in line 4 (`";
@@ -366,8 +368,8 @@ fn an_argument_that_another_line_sets_is_named_with_that_line() {
     for (line, words) in [
         ("import copy\nt.args = copy.replace(a, beta=3)", "`args` is changed in line 5 (`t.args = copy.replace("),
         ("def f(args, k): setattr(args, k, 1)", "`args` is changed in line 4"),
-        ("def f(x, **k): x.__dict__.update(k)", "`args` is changed in line 4"),
-        ("def f(x): x.set_lr_scheduler(name='cosine')", "`args` is changed in line 4"),
+        ("def f(args, **k): args.__dict__.update(k)", "`args` is changed in line 4"),
+        ("def f(args): args.set_lr_scheduler(name='cosine')", "`args` is changed in line 4"),
         ("vars(a)['beta'] = 3", "`a` is changed in line 4"),
         ("a.__dict__.update(beta=3)", "`a` is changed in line 4"),
         ("a.set_lr_scheduler(name='cosine')", "`a` is changed in line 4"),
@@ -379,11 +381,11 @@ fn an_argument_that_another_line_sets_is_named_with_that_line() {
     let reader = include_str!("reader.py");
     let list = reader.split_once("\nARGUMENTS = {").unwrap().1.split_once('}').unwrap().0;
     let names: Vec<&str> = list.split('"').skip(1).step_by(2).collect();
-    let lines: String = names.iter().map(|name| format!("    x.{name} = 1\n")).collect();
-    let message = missing(&script(&format!("def f(x):\n{lines}")));
+    let lines: String = names.iter().map(|name| format!("    args.{name} = 1\n")).collect();
+    let message = missing(&script(&format!("def f(args):\n{lines}")));
     assert!(names.len() > 80, "{names:?}");
     for (place, name) in names.iter().enumerate() {
-        let words = format!(": line 3: `{name}` is changed in line {} (`x.{name} = 1`)", place + 5);
+        let words = format!(": line 3: `{name}` is changed in line {} (`args.{name} = 1`)", place + 5);
         assert!(message.contains(&words), "{words}: {message}");
     }
 }
@@ -406,6 +408,12 @@ fn what_is_clearly_another_object_may_have_attributes_of_the_same_names() {
         "from openai import OpenAI\nclient = OpenAI()\nclient.model = 'x'",
         "def f(parent, name): setattr(parent, name, 3)",
         "d = {}\nd['beta'] = 3\nbeta = 3\nbeta += 1",
+        "def f(env): env.tools = []\nfor e in x: e.seed = 1",
+        "def f(target, name): setattr(target, name, 3)",
+        "from torch import nn\nclass B(nn.Module): pass\nclass E(B): pass\ne = E(); e.beta = 3",
+        "class E:\n    def f(self): s = self; s.beta = 2\n    def g(cls): o = cls(); o.beta = 1",
+        "import argparse\nn = argparse.ArgumentParser().parse_args()\nfor k in x: setattr(n, k, 1)",
+        "import wandb\nrun = wandb.init(); run.config.beta = 3",
     ] {
         let head = "from trl import GRPOConfig, GRPOTrainer\na = GRPOConfig('o', beta=0.1)\n";
         let found = toml(&format!("{head}t = GRPOTrainer('m', 'r.py:f', a)\n{lines}\n"));

@@ -60,8 +60,11 @@ pub struct Wrong {
 impl Wrong {
     fn of(line: &Value) -> Option<Self> {
         let reason = match &line["error"] {
-            // `false` says of an answer that nothing went wrong.
+            // These say that nothing went wrong.
             Value::Null | Value::Bool(false) => return None,
+            Value::Number(code) if code.as_f64() == Some(0.0) => return None,
+            Value::Array(list) if list.is_empty() => return None,
+            Value::Object(fields) if fields.is_empty() => return None,
             Value::String(given) if given.trim().is_empty() => NO_REASON.to_owned(),
             Value::String(given) => given.clone(),
             other => quoted(other),
@@ -247,7 +250,7 @@ pub fn read(line: &str, seconds: f64) -> Result<Answer, String> {
 /// # Errors
 /// What is wrong with it.
 pub fn opening(fields: &Value) -> Result<Opening, Unusable> {
-    refuse_misspelt(fields)?;
+    refuse_misspelt(fields, &["text"], &[])?;
     if !fields["reward"].is_null() || fields["done"] == true {
         return Err("its answer to `open` has a `reward`, or is `done`: rewards are for turns and for the end".into());
     }
@@ -264,6 +267,7 @@ pub fn opening(fields: &Value) -> Result<Opening, Unusable> {
 /// # Errors
 /// What is wrong with it.
 pub fn step(fields: &Value, calls: &[ToolCall]) -> Result<Step, Unusable> {
+    refuse_misspelt(fields, &["reward", "done"], &[])?;
     let replies = fields["replies"].as_array().ok_or("its answer to a turn has no list of replies")?;
     if replies.len() != calls.len() {
         return Err(Unusable::Broken(format!("answered {} replies to {} calls", replies.len(), calls.len())));
@@ -281,7 +285,7 @@ pub fn step(fields: &Value, calls: &[ToolCall]) -> Result<Step, Unusable> {
         }
     }
     let done = fields.get("done").map_or(Some(false), Value::as_bool).ok_or("`done` is neither true nor false")?;
-    Ok(Step { replies, reward: reward(fields)?, done })
+    Ok(Step { replies, reward: reward_in(fields)?, done })
 }
 
 /// A reply to a call. Its name is that of the call, unless it says another.
@@ -320,12 +324,16 @@ fn too_long(what: &str, size: usize, most: usize) -> Unusable {
     Unusable::TooLong(format!("{what} has {size} bytes; at most {most} are passed on"))
 }
 
-/// The reward of an answer, to `step` or to `score`.
+/// The reward of an answer to `score`.
 ///
 /// # Errors
 /// What is wrong with it.
 pub fn reward(fields: &Value) -> Result<Option<f64>, Unusable> {
-    refuse_misspelt(fields)?;
+    refuse_misspelt(fields, &["reward"], &REWARD_ELSEWHERE)?;
+    reward_in(fields)
+}
+
+fn reward_in(fields: &Value) -> Result<Option<f64>, Unusable> {
     match &fields["reward"] {
         Value::Null => Ok(None),
         reward => match reward.as_f64().filter(|reward| reward.is_finite()) {
@@ -335,30 +343,24 @@ pub fn reward(fields: &Value) -> Result<Option<f64>, Unusable> {
     }
 }
 
-/// The fields of answers. A program may write others beside them.
-const FIELDS: [&str; 10] =
-    ["id", "text", "replies", "reward", "done", "queued", "error", "traceback", "late", "abandoned"];
-
 /// Names that other systems have for a reward.
 const REWARD_ELSEWHERE: [&str; 5] = ["score", "scores", "value", "return", "returns"];
 
 /// How much alike a misspelt field and the right one are at least.
-const ALIKE: f64 = 0.7;
+const ALIKE: f64 = 0.8;
 
-/// Refuses a field that is meant as one that the answer lacks. Left out, a reward would count as none.
-fn refuse_misspelt(fields: &Value) -> Result<(), Unusable> {
+/// Refuses a field that is a misspelt one of these, which the answer lacks. Left out, a reward would count as none.
+fn refuse_misspelt(fields: &Value, optional: &[&'static str], elsewhere: &[&str]) -> Result<(), Unusable> {
     let meant = |key: &str| {
         let lower = key.to_lowercase();
-        let missing = |field: &&&str| fields.get(**field).is_none();
-        if REWARD_ELSEWHERE.contains(&&*lower) {
-            return Some("reward").filter(|field| missing(&field));
-        }
-        let alike = |field: &&&str| strsim::normalized_damerau_levenshtein(field, &lower) >= ALIKE;
-        FIELDS.iter().filter(missing).find(alike).copied()
+        let is_meant = |field: &&&str| {
+            let alike = || strsim::normalized_damerau_levenshtein(field, &lower) >= ALIKE;
+            elsewhere.contains(&&*lower) || (lower.starts_with(&field[..1]) && alike())
+        };
+        optional.iter().filter(|field| fields.get(**field).is_none()).find(is_meant).copied()
     };
     let keys = fields.as_object().into_iter().flat_map(|fields| fields.keys());
-    let unknown = keys.filter(|key| !FIELDS.contains(&key.as_str()));
-    match unknown.filter_map(|key| Some((key, meant(key)?))).next() {
+    match keys.filter_map(|key| Some((key, meant(key)?))).next() {
         Some((key, field)) => {
             Err(Unusable::Broken(format!("its answer has `{key}`, which is no field; did you mean `{field}`?")))
         }
@@ -459,8 +461,14 @@ mod tests {
             step(&answer, &[call("a")])
         };
         assert!(step_of(json!({"Done": true})).is_err());
-        assert!(step_of(json!({"info": {}, "truncated": false, "elapsed": 0.1})).is_ok(), "it is no mistake");
-        assert!(step_of(json!({"reward": 1.0, "score": 2.0})).is_ok(), "the reward is there");
+        assert!(step_of(json!({"rewrd": 1.0})).is_err());
+        let others = json!({
+            "info": {}, "truncated": false, "elapsed": 0.1, "score": 2.0, "next": 1, "date": 1, "one": 1, "queue": [],
+            "retries": 0, "rewarded": true,
+        });
+        assert!(step_of(others.clone()).is_ok(), "it is no mistake");
+        assert!(reward(&json!({"reward": 1.0, "score": 2.0})).is_ok(), "the reward is there");
+        assert!(reward(&json!({"id": 4, "retries": 0, "rate": 0.1})).is_ok());
         assert!(opening(&json!({"Text": "go"})).is_err());
     }
 
@@ -483,8 +491,9 @@ mod tests {
             let failure = read(line, 1.0).unwrap().fields.unwrap_err().of("e.py:E");
             assert_eq!((failure.kind(), failure.to_string()), ("broken", format!("e.py:E: {reason}")), "{line}");
         }
-        for line in [r#"{"id": 4, "error": null}"#, r#"{"id": 4, "error": false}"#] {
-            assert!(read(line, 1.0).unwrap().fields.is_ok(), "{line}");
+        for nothing in ["null", "false", "0", "[]", "{}"] {
+            let line = format!(r#"{{"id": 4, "error": {nothing}}}"#);
+            assert!(read(&line, 1.0).unwrap().fields.is_ok(), "{line}");
         }
     }
 

@@ -108,16 +108,20 @@ class Caller:
         found, raised = self.together(request, completions)
         if not raised or len(completions) == 1:
             return found
-        alone = [self.together(request, [one]) for one in completions]
-        rest = [place for place, (_, raised) in enumerate(alone) if not raised]
         told = found[0].get("traceback")
-        scores = [score for [score], _ in alone]
-        self.log = Log(len(completions))
-        if rest:
+        scores, rest, log = [], [], Log(0)
+        for place, one in enumerate(completions):
+            [score], raised = self.together(request, [one])
+            scores.append(score)
+            if not raised:
+                rest.append(place)
+                log = self.log
+        if len(rest) > 1:
             again, _ = self.together(request, [completions[place] for place in rest])
-            self.log = self.log.of(len(completions), rest)
+            log = self.log
             for place, score in zip(rest, again):
                 scores[place] = score
+        self.log = log.of(len(completions), rest)
         if told is not None:
             failures = [score for score in scores if isinstance(score, dict)]
             if failures:
@@ -238,25 +242,31 @@ def logged(value):
 
 def parameters(function):
     """The names that a function can be called with; None if it takes any."""
-    found = signature(function).values()
-    if not found or any(parameter.kind is parameter.VAR_KEYWORD for parameter in found):
+    found = signature(function)
+    if found is None or any(parameter.kind is parameter.VAR_KEYWORD for parameter in found.values()):
         return None
-    return {parameter.name for parameter in found}
+    return set(found)
 
 
 def signature(function):
-    """The parameters of a function by name; none where they are not known. Those of a decorated one are the wrapper's,
-    which is called: `functools.wraps` shows those of the function within."""
-    try:
-        return inspect.signature(function, follow_wrapped=False).parameters
-    except (TypeError, ValueError):
-        return {}
+    """The parameters of a function by name; None where they are not known. Those of a decorated one are the wrapper's,
+    which is called. A wrapper that names none passes on what it gets, and the function within says what it takes."""
+    while True:
+        try:
+            found = inspect.signature(function, follow_wrapped=False).parameters
+        except (TypeError, ValueError):
+            found = None
+        within = getattr(function, "__wrapped__", None)
+        names = [one for one in (found or {}).values() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+        if within is None or names:
+            return found
+        function = within
 
 
 def asks_for_environments(function):
     """Whether `environments` is among the parameters of a function, or of one that it wraps."""
     while function is not None:
-        if "environments" in signature(function):
+        if "environments" in (signature(function) or {}):
             return True
         function = getattr(function, "__wrapped__", None)
     return False

@@ -146,6 +146,19 @@ def decorated(completions):
     return [len(completion) for completion in completions]
 
 
+def passing_on(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+@passing_on
+def strict(completions, answer):
+    return [len(completion) + len(right) for completion, right in zip(completions, answer)]
+
+
 def unordered(completions, **kwargs):
     return set(range(len(completions)))
 
@@ -334,7 +347,10 @@ fn completions_that_do_not_raise_are_scored_together() {
 fn of_a_decorated_function_the_wrapper_says_what_it_is_called_with() {
     let input = input("2+2=", &["a", "bb"], &json!({"answer": "x", "other": 1}));
     // Of `prompts`, `completion_ids`, `owner_masks`, `log_extra`, `log_metric` and `other`.
-    assert_eq!(Folder::new().scores("decorated", input), numbers(&[18.0, 28.0]));
+    let place = Folder::new();
+    assert_eq!(place.scores("decorated", input.clone()), numbers(&[18.0, 28.0]));
+    // A wrapper without names of its own passes on what the function within takes.
+    assert_eq!(place.scores("strict", input), numbers(&[2.0, 3.0]));
 }
 
 #[test]
@@ -410,7 +426,7 @@ fn a_file_with_one_function_needs_no_name_and_a_module_is_imported() {
     assert_eq!(scores(&function, two(), 60.0), numbers(&[0.5, 0.5]));
     let (message, _) = place.refusal("my_rewards.py");
     assert!(
-        message.contains("21 public functions: name one, as my_rewards.py:think_format_reward (or as_given"),
+        message.contains("23 public functions: name one, as my_rewards.py:think_format_reward (or as_given"),
         "{message}"
     );
     let (message, _) = place.refusal("words.py");

@@ -4,7 +4,7 @@
 //! tools are rendered, [`ControlTokens::mark`] puts marks around every control token that stands in one of their texts.
 //! [`TextTokenizer::encode_marked`] then reads such a token as text, and everything else as ever. So a prompt without
 //! such tokens has the ids that it would have without marks. transformers' `sanitize_control_tokens` has the same
-//! rules, but for what the policy said ([`ControlTokens::mark_said`]).
+//! rules, but for what the policy said and the author's system message ([`ControlTokens::mark_special`]).
 //!
 //! A template may also complete a token that a text only began: `<tool_call` and then `>`. A text that ends as a
 //! control token begins, or begins as one ends, therefore has a mark at that end, a **seam**. No control token crosses
@@ -219,10 +219,10 @@ impl ControlTokens {
         in_texts(value, &|text| self.mark_text(text, marks, |_| true))
     }
 
-    /// As [`mark`](Self::mark), for what the policy said. Only special tokens are marked: `<think>` and its like stay
-    /// the tokens that the policy drew, and templates look for them to leave thoughts out.
+    /// As [`mark`](Self::mark) for special tokens alone. In what the policy said, `<think>` and its like stay the
+    /// tokens that it drew, and templates look for them to leave thoughts out.
     #[must_use]
-    pub fn mark_said(&self, value: &Value, marks: &Marks) -> Value {
+    pub fn mark_special(&self, value: &Value, marks: &Marks) -> Value {
         in_texts(value, &|text| self.mark_text(text, marks, |token| self.special.contains(token)))
     }
 

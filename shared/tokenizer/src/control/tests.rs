@@ -249,7 +249,7 @@ fn what_the_policy_said_keeps_its_tokens_that_are_not_special() {
     let said = json!([{"type": "text", "text": "<call>a<|end|>"}]);
     let marks = Marks::unused_in([&said], |_| false).unwrap();
     let (open, close) = (marks.open, marks.close);
-    let marked = control.mark_said(&said, &marks);
+    let marked = control.mark_special(&said, &marks);
     assert_eq!(marked, json!([{"type": "text", "text": format!("<call>a{open}<|end|>{close}")}]));
     let ids = tokenizer.encode_marked(marked[0]["text"].as_str().unwrap(), &marks, &control, true).unwrap();
     assert_eq!(controls(&tokenizer, &ids), ["<call>"]);
