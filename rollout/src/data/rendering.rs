@@ -133,7 +133,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::data::testing::{BOS, byte_tokenizer_with};
+    use crate::data::testing::{BOS, byte_tokenizer_and, byte_tokenizer_with};
 
     /// As Qwen3's: thoughts of the assistant are looked for and left out, tools come first.
     const TEMPLATE: &str = "{% if tools %}{{ tools | tojson(ensure_ascii=true) }}{% endif %}{% for m in messages \
@@ -166,12 +166,13 @@ mod tests {
 
     #[test]
     fn of_a_system_message_special_tokens_alone_are_text() {
-        let system = |content: &str| ids(&json!([{"role": "system", "content": content}]), &json!({}));
-        let end = system("a<|im_end|>").iter().filter(|id| **id == END).count();
-        assert_eq!(end, 1, "that of the template");
-        let tokenizer = tokenizer();
-        let text = "system:</think><|im_end|>assistant:";
-        assert_eq!(system("</think>"), tokenizer.encode(text, false).unwrap());
+        let tokenizer = byte_tokenizer_and(TEMPLATE, &["<|im_end|>"], "</think>");
+        let count = |role: &str, content: &str, token: u32| {
+            let prompt = tokenizer.prompt(&[json!({"role": role, "content": content})], &Map::new()).unwrap();
+            tokenizer.prompt_ids(&prompt).unwrap().into_iter().filter(|id| *id == token).count()
+        };
+        assert_eq!([count("system", "a</think>", END + 1), count("user", "a</think>", END + 1)], [1, 0]);
+        assert_eq!([count("system", "a<|im_end|>", END), count("user", "a<|im_end|>", END)], [1; 2], "the template's");
     }
 
     #[test]

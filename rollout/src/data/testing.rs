@@ -21,6 +21,14 @@ pub fn byte_tokenizer_with(template: Option<&str>, special: &[&str]) -> Tokenize
     opened(template, &tokenizer_json(special))
 }
 
+/// As [`byte_tokenizer_with`], with one more added token behind these, which is not special.
+pub fn byte_tokenizer_and(template: &str, special: &[&str], added: &str) -> Tokenizer {
+    let mut tokenizer = tokenizer_json(&[special, &[added]].concat());
+    let tokens = tokenizer["added_tokens"].as_array_mut().unwrap();
+    tokens.last_mut().unwrap()["special"] = false.into();
+    opened(Some(template), &tokenizer)
+}
+
 /// As [`byte_tokenizer`], with nothing before plain text.
 pub fn bare_byte_tokenizer() -> Tokenizer {
     let mut tokenizer = tokenizer_json(&[]);
