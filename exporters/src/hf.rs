@@ -165,7 +165,7 @@ fn as_scorer(config: &mut Value, architecture: Architecture) {
     config["id2label"] = json!({"0": "LABEL_0"});
     config["label2id"] = json!({"LABEL_0": 0});
     if let Some(config) = config.as_object_mut() {
-        config.remove("num_labels");
+        config.shift_remove("num_labels");
     }
 }
 
@@ -259,4 +259,17 @@ fn as_dtype(config: &mut Value, dtype: Dtype) -> bool {
         }
     }
     changed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_configuration_of_a_scorer_keeps_the_order_of_its_keys() {
+        let mut config = json!({"num_labels": 3, "model_type": "llama", "hidden_size": 16, "vocab_size": 99});
+        as_scorer(&mut config, Architecture::Llama);
+        let keys: Vec<&str> = config.as_object().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(keys, ["model_type", "hidden_size", "vocab_size", "architectures", "id2label", "label2id"]);
+    }
 }

@@ -8,7 +8,7 @@ use rollout_rewards::{Reward, rules::tags};
 use shared::{
     Completion, EpisodeEnd, Exchange, RewardOutcome, Scored,
     config::{Choice, RewardFailure},
-    metrics::{self, Family, MetricRecord},
+    metrics::{self, Family, Figure, MetricRecord},
 };
 use shared_statistics::{interval, mean, mean_and_error};
 
@@ -61,14 +61,14 @@ fn majority(answers: &[Option<String>]) -> Option<usize> {
 }
 
 /// A share with its error and the ends of its interval.
-struct Figure {
+struct Share {
     share: &'static Family,
     error: &'static Family,
     low: &'static Family,
     high: &'static Family,
 }
 
-impl Figure {
+impl Share {
     /// `values` has one for each prompt.
     fn set(&self, record: &mut MetricRecord, k: usize, values: &[f64]) {
         let (share, error) = mean_and_error(values.iter().copied());
@@ -79,30 +79,22 @@ impl Figure {
     }
 }
 
-const AVG: Figure = Figure {
-    share: metrics::AVG,
-    error: metrics::AVG_STDERR,
-    low: metrics::AVG_CI95_LOW,
-    high: metrics::AVG_CI95_HIGH,
-};
-const PASS: Figure = Figure {
+const AVG: Share =
+    Share { share: metrics::AVG, error: metrics::AVG_STDERR, low: metrics::AVG_CI95_LOW, high: metrics::AVG_CI95_HIGH };
+const PASS: Share = Share {
     share: metrics::PASS,
     error: metrics::PASS_STDERR,
     low: metrics::PASS_CI95_LOW,
     high: metrics::PASS_CI95_HIGH,
 };
-const MAJ: Figure = Figure {
-    share: metrics::MAJ,
-    error: metrics::MAJ_STDERR,
-    low: metrics::MAJ_CI95_LOW,
-    high: metrics::MAJ_CI95_HIGH,
-};
+const MAJ: Share =
+    Share { share: metrics::MAJ, error: metrics::MAJ_STDERR, low: metrics::MAJ_CI95_LOW, high: metrics::MAJ_CI95_HIGH };
 
 /// The metrics of a model on a dataset, evaluated in `seconds`. `groups` and `answers` are in the order of the prompts,
 /// so that the last digit does not depend on who was finished first. Without `answers` there is no maj@k.
 ///
-/// A prompt whose completions could not all be scored by the first function, or by the environment of its row, is left
-/// out of accuracy, avg@k, pass@k and maj@k; `eval_scored_prompts` counts the others.
+/// A prompt of which the first function, or the environment of its row, has failed on a completion or abstained from
+/// all is left out of accuracy, avg@k, pass@k and maj@k; `eval_scored_prompts` counts the others.
 #[must_use]
 pub fn record(groups: &[Scored], answers: Option<&Answers>, judging: Judging, seconds: f64) -> MetricRecord {
     let Judging { correct_at, failure } = judging;
@@ -174,15 +166,60 @@ fn exchanges(groups: &[Scored], record: &mut MetricRecord) {
     }
 }
 
-/// The share of a prompt's completions that are correct; `None` if one of them has no score.
+/// The share of a prompt's completions that are correct; `None` where [`count_correct`] is.
 #[must_use]
 pub fn accuracy(group: &Scored, correct_at: f64) -> Option<f64> {
     Some(count_correct(&group.completions, correct_at)? as f64 / group.completions.len() as f64)
 }
 
-/// How many completions of a prompt are correct; `None` if one of them has no score.
+/// How many completions of a prompt are correct. Where the function has scored some and abstained from others, these
+/// are not: it could read the row, and found no answer there that it could call right. `None` if it has abstained from
+/// all, or failed on one.
 fn count_correct(completions: &[Completion], correct_at: f64) -> Option<usize> {
-    completions.iter().try_fold(0, |sum, c| Some(sum + usize::from(is_correct(c, correct_at)?)))
+    let failed = |c: &Completion| c.environment_failed() || judged(c).is_some_and(RewardOutcome::has_failed);
+    let is_scored = |c: &Completion| is_correct(c, correct_at).is_some();
+    if completions.iter().any(failed) || !completions.iter().any(is_scored) {
+        return None;
+    }
+    Some(completions.iter().filter(|c| is_correct(c, correct_at) == Some(true)).count())
+}
+
+/// Remarks on what accuracy says: scores beyond that from which on a completion is correct, where that is a guess, and
+/// completions and prompts from which the first function, or the environment of a row, has abstained.
+#[must_use]
+pub fn remarks(groups: &[Scored], judging: Judging, is_guess: bool) -> Vec<String> {
+    let completions = || groups.iter().flat_map(|group| &group.completions);
+    let judge = match groups.first().and_then(|group| group.reward_names.first()) {
+        Some((name, _)) if completions().any(has_functions) => format!("`{name}`"),
+        _ => "the environment".to_owned(),
+    };
+    let highest = completions().filter_map(|c| judged(c)?.score()).fold(f64::NEG_INFINITY, f64::max);
+    let beyond = (is_guess && highest > judging.correct_at + 1e-9).then(|| {
+        format!(
+            "{judge} gives scores of up to {}, and accuracy counts all from {} on as correct: --correct-at names \
+             another",
+            Figure(highest),
+            Figure(judging.correct_at)
+        )
+    });
+    let is_counted = |group: &&Scored| count_correct(&group.completions, judging.correct_at).is_some();
+    let abstained = |c: &&Completion| judged(c).is_none_or(|outcome| *outcome == RewardOutcome::NotApplicable);
+    let counted = groups.iter().filter(is_counted).flat_map(|group| &group.completions).filter(abstained).count();
+    let all = |group: &&Scored| group.completions.iter().all(|c| !c.environment_failed() && abstained(&c));
+    let left_out = groups.iter().filter(all).count();
+    let of_completions = (counted > 0).then(|| {
+        format!(
+            "of {} completions, the {counted} from which {judge} abstained count as not correct",
+            completions().count()
+        )
+    });
+    let of_prompts = (left_out > 0).then(|| {
+        format!(
+            "of {} prompts, accuracy leaves out the {left_out} from whose completions {judge} abstained altogether",
+            groups.len()
+        )
+    });
+    beyond.into_iter().chain(of_completions).chain(of_prompts).collect()
 }
 
 /// Whether a completion is correct; `None` if it has no score.
@@ -194,11 +231,16 @@ fn is_correct(completion: &Completion, correct_at: f64) -> Option<bool> {
 /// What says whether a completion is correct: the first reward function, whether or not it has failed; without reward
 /// functions the environment of its row. The environments of other rows abstain, so theirs is the one that does not.
 fn judged(completion: &Completion) -> Option<&RewardOutcome> {
-    let of_environments = completion.exchange.as_ref().map_or(0, |exchange| exchange.rewards.len());
-    if completion.rewards.len() > of_environments {
+    if has_functions(completion) {
         return completion.rewards.first();
     }
     completion.rewards.iter().find(|outcome| !matches!(outcome, RewardOutcome::NotApplicable))
+}
+
+/// Whether a completion has rewards of functions, before those of environments.
+fn has_functions(completion: &Completion) -> bool {
+    let of_environments = completion.exchange.as_ref().map_or(0, |exchange| exchange.rewards.len());
+    completion.rewards.len() > of_environments
 }
 
 /// How many prompts have no completion with score and reward because environments or reward functions failed. A reward
@@ -391,6 +433,34 @@ mod tests {
         }
         let error = check_failed(101, 200).unwrap_err().to_string();
         assert!(error.starts_with("101 of 200 prompts have no score, because an environment or a"), "{error}");
+    }
+
+    #[test]
+    fn an_abstention_is_no_right_answer_where_another_completion_has_a_score() {
+        let scored = |outcome| (vec![outcome, Score(1.0)], 1, FinishReason::Stop);
+        let groups = [
+            group(0, vec![scored(NotApplicable), scored(Score(2.0))]),
+            group(1, vec![scored(NotApplicable), scored(NotApplicable)]),
+        ];
+        let judging = Judging { correct_at: 1.0, failure: RewardFailure::Exclude };
+        let record = record(&groups, None, judging, 1.0);
+        assert_eq!(record.get(metrics::EVAL_SCORED_PROMPTS), Some(1.0));
+        assert_eq!(record.get(metrics::AVG.of(2)), Some(0.5));
+        let told = remarks(&groups, judging, true);
+        assert_eq!(
+            told,
+            [
+                "`correctness` gives scores of up to 2, and accuracy counts all from 1 on as correct: --correct-at \
+                 names another",
+                "of 4 completions, the 1 from which `correctness` abstained count as not correct",
+                "of 2 prompts, accuracy leaves out the 1 from whose completions `correctness` abstained altogether",
+            ]
+        );
+        assert_eq!(remarks(&groups, judging, false), told[1..]);
+        assert_eq!(remarks(&groups, Judging { correct_at: 2.0, ..judging }, true), told[1..]);
+        let played = of_environments(vec![conversed(0, EpisodeEnd::Stop, [NotApplicable, NotApplicable])]);
+        let told = remarks(&[played], judging, true);
+        assert!(told.len() == 1 && told[0].contains("completions the environment abstained"), "{told:?}");
     }
 
     #[test]

@@ -89,7 +89,7 @@ fn main() -> ExitCode {
     // SAFETY: nothing before has started a thread.
     unsafe { native::disable_telemetry() };
     signals::make_oversized_writes_errors();
-    let command = Cli::parse_from(command_line::words()).command;
+    let command = command_line::read::<Cli>(Cli::command()).command;
     // What functions print is for the log of a run; their errors are told as findings.
     let level = match command {
         Command::CheckRewards(_) | Command::Evaluate(_) => "error",

@@ -111,7 +111,7 @@ pub fn text<'a>(model: impl Into<Model<'a>>, subject: &Subject<'_>) -> Result<St
     let origin = Origin::of(&model, trained.as_ref(), subject);
     let mut card = front::text(&model, trained.as_ref(), &origin, subject);
     card.push_str(&format!("\n# {}\n\n{}", inline(subject.title), introduction(trained.as_ref(), &origin, subject)));
-    card.push_str(&usage::text(&model, trained.as_ref().map(|trained| &trained.config), subject));
+    card.push_str(&usage::text(&model, trained.as_ref().map(|trained| &trained.config), &origin, subject));
     if let Some(trained) = &trained {
         card.push_str(&method(trained));
         card.push_str(&reward_functions(&trained.config));

@@ -116,6 +116,31 @@ fn names_on_the_hub_and_the_licence_of_the_base_are_in_the_head() {
     assert!(card.contains("This is a LoRA adapter on [owner/base]"), "{card}");
 }
 
+/// The code of a card finds a tokenizer where there is one: of a model that is sent without, in its base.
+#[test]
+fn the_code_takes_the_tokenizer_from_the_base_where_the_model_has_none() {
+    let (_dir, run) = run();
+    let model = run.join("checkpoint-4");
+    let of_base = "model.peft_config[\"default\"].base_model_name_or_path";
+    let [whole, adapter] =
+        [false, true].map(|as_adapter| Subject { repo: Some("me/mine"), as_adapter, ..subject("mine") });
+    let named = Subject { base: Some("owner/base"), ..whole };
+    let has = |subject: &Subject<'_>, line: &str| {
+        let card = card(&model, subject);
+        assert!(card.contains(line), "{line}: {card}");
+    };
+    has(&whole, "pipeline(\"text-generation\", model=\"me/mine\")\n");
+    has(&adapter, "tokenizer = AutoTokenizer.from_pretrained(\"me/mine\")\n");
+    // Without its configuration, nobody knows the kind of an adapter's tokenizer.
+    fs::remove_file(model.join("tokenizer_config.json")).unwrap();
+    has(&whole, "pipeline(\"text-generation\", model=\"me/mine\")\n");
+    has(&adapter, &format!("tokenizer = AutoTokenizer.from_pretrained({of_base})\n"));
+    fs::remove_file(model.join("tokenizer.json")).unwrap();
+    has(&whole, "model=\"me/mine\", tokenizer=\"FOLDER_OR_NAME_OF_A_TOKENIZER\")\n");
+    has(&named, "model=\"me/mine\", tokenizer=\"owner/base\")\n");
+    has(&adapter, &format!("tokenizer = AutoTokenizer.from_pretrained({of_base})\n"));
+}
+
 #[test]
 fn a_model_without_a_run_has_a_short_card() {
     let model = harness::tiny_model::ModelFolder::new();

@@ -18,7 +18,7 @@ use shared::{
     config::{LrSchedulerType, TrainConfig, layers},
     files::atomic,
     metrics,
-    system::load,
+    system::{load, native},
 };
 
 use crate::{
@@ -69,7 +69,8 @@ struct Figures {
 /// Runs the demo; progress goes to stderr, and the last line on stdout is one JSON object.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let begin = Instant::now();
-    // A file that does not fit costs no earlier demo.
+    // A library that is missing costs no warm-up, and a file that does not fit costs no earlier demo.
+    native::onnxruntime()?;
     let model = TinyModel::of(args.model_config.as_deref())?;
     let place = Folder::new(&args.output_dir)?;
     let problems = Problems::new(args.seed);

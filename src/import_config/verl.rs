@@ -22,7 +22,7 @@ pub static RULES: Rules = Rules {
     implied: IMPLIED,
     implied_by: nothing_implied,
     counts: COUNTS,
-    overruled: |_| Vec::new(),
+    overruled,
     combine,
     remarks,
     refusals,
@@ -54,6 +54,7 @@ static KEYS: LazyLock<Keys> = LazyLock::new(|| Keys::parse(include_str!("verl.to
 
 /// Keys whose values are written differently.
 const CONVERTED: &[Converted] = &[
+    ("algorithm.adv_estimator", "advantage_estimator", estimator),
     ("algorithm.filter_groups.max_num_gen_batches", "dynamic_sampling_max_attempts", attempts),
     ("algorithm.filter_groups.metric", "filter_groups_metric", filter_metric),
     ("data.train_files", "dataset", paths),
@@ -69,6 +70,23 @@ const CONVERTED: &[Converted] = &[
     ("trainer.test_freq", "eval_steps", limit),
     ("trainer.default_local_dir", "output_dir", one_path),
 ];
+
+/// Options that one loss reads each. A composed configuration always has all of them.
+const FIGURES: [(&str, &str); 6] = [
+    ("actor_rollout_ref.actor.policy_loss.clip_cov_ratio", "clip_cov"),
+    ("actor_rollout_ref.actor.policy_loss.clip_cov_lb", "clip_cov"),
+    ("actor_rollout_ref.actor.policy_loss.clip_cov_ub", "clip_cov"),
+    ("actor_rollout_ref.actor.policy_loss.kl_cov_ratio", "kl_cov"),
+    ("actor_rollout_ref.actor.policy_loss.ppo_kl_coef", "kl_cov"),
+    ("actor_rollout_ref.actor.policy_loss.dro_beta", "dro"),
+];
+
+fn overruled(get: Lookup<'_>) -> Vec<(&'static str, &'static str)> {
+    let mode = get("actor_rollout_ref.actor.policy_loss.loss_mode");
+    let is_named = |loss: &str| mode.as_ref().is_some_and(|mode| mode == loss);
+    let of_others = FIGURES.into_iter().filter(|(_, loss)| !is_named(loss));
+    of_others.map(|(key, _)| (key, "a figure of a loss that `loss_mode` does not name")).collect()
+}
 
 /// Batch sizes count prompts in verl and completions here; a KL coefficient counts only where it is switched on.
 fn combine(get: Lookup<'_>) -> Options {
@@ -111,7 +129,7 @@ fn combine(get: Lookup<'_>) -> Options {
     if let Some(low) = actor("clip_ratio_low").or_else(|| actor("clip_ratio")) {
         set("epsilon", low);
     }
-    if get("algorithm.adv_estimator").is_some_and(|estimator| estimator == "grpo") {
+    if get("algorithm.adv_estimator").is_some_and(|named| named == "grpo" || named == "grpo_vectorized") {
         set("advantage_epsilon", 1e-6.into());
         set("lone_advantage", "reward".into());
     }
@@ -325,6 +343,20 @@ fn remarks(get: Lookup<'_>) -> Vec<String> {
                 .to_owned(),
         );
     }
+    if get("algorithm.adv_estimator").is_some_and(|named| named == "rloo_vectorized") {
+        list.push(
+            "of `advantage_estimator` rloo: where a group has one completion with a reward, its advantage is 0 in \
+             verl's rloo_vectorized, and its reward here"
+                .to_owned(),
+        );
+    }
+    let mode = get("actor_rollout_ref.actor.policy_loss.loss_mode");
+    if let Some(mode @ ("clip_cov" | "kl_cov")) = mode.as_ref().and_then(Value::as_str) {
+        list.push(format!(
+            "of `loss_type` {mode}: verl takes covariances, and their share of the tokens, over a micro-batch, and \
+             here they are those of `per_device_train_batch_size` completions"
+        ));
+    }
     if get("data.max_prompt_length").is_some() {
         let theirs = if get("data.filter_overlong_prompts") == Some(true.into()) {
             "leaves rows with longer prompts out (`data.filter_overlong_prompts`)"
@@ -459,6 +491,15 @@ fn refusals(get: Lookup<'_>) -> Vec<Refusal> {
         }
     }
     list
+}
+
+/// verl's vectorised forms of two estimators.
+fn estimator(value: &Value) -> Result<Value, Reason> {
+    Ok(match value.as_str() {
+        Some("rloo_vectorized") => "rloo".into(),
+        Some("grpo_vectorized") => "grpo".into(),
+        _ => value.clone(),
+    })
 }
 
 /// Names of losses that mean something else in verl: its `cispo` clips on both sides, unlike TRL's.

@@ -84,8 +84,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let interrupted = sweep.make(&rows, at_once);
     let rows = rows.into_inner().expect("no thread has panicked");
     let settings: Vec<Setting> = sweep.runs.iter().map(|run| run.setting.clone()).collect();
-    let compared = table::compare(&settings, &rows, sweep.greater_is_better());
-    let figure = sweep.runs[0].config.metric_for_best_model.as_deref().map_or("reward", |metric| metric);
+    let figure = sweep.runs[0].config.metric_for_best_model.as_deref().unwrap_or("reward");
+    let compared = table::compare(&settings, &rows, figure, sweep.greater_is_better());
     output::tell(format_args!("\n{}", table::text(&settings, &rows, &compared, figure).trim_end()));
     output::print(json!({ "runs": rows, "settings": compared, "figure": figure }));
     interrupted?;

@@ -207,7 +207,7 @@ const LARGE: u64 = 50_000_000;
 fn hints(config: &TrainConfig) -> Vec<String> {
     let mut list = config.warnings();
     if let Ok(model) = ModelDir::open(&config.model) {
-        list.extend(model.remarks_on_ends());
+        list.extend(model.remarks());
         let is_packed = SamplerSizes::of(config, model.config(), 1, 1).packed();
         if let Some(part) = model.config().unknown_to_packed().filter(|_| is_packed) {
             list.push(format!(

@@ -12,6 +12,7 @@ use shared::{
     config::{ConfigError, Device, TrainConfig, hub_name, layers, torchrun::Torchrun},
     process::pace::Waiting,
     run::memory_plan::{Machine, RunPlan, VersionRoom},
+    system::native,
 };
 use shared_bounds::read_text;
 use shared_tokenizer::{RegexConstraint, TextTokenizer};
@@ -200,6 +201,7 @@ pub struct Resolved {
 pub fn resolve(mut config: TrainConfig) -> Result<Resolved> {
     let mut problems = Problems::default();
     problems.extend(config.problems());
+    problems.extend(native::onnxruntime().err().map(|error| anyhow!("the sampler: {error}")));
     problems.extend(Torchrun::of_run(&config).err());
     problems.take(make_absolute(&mut config));
     let model = problems.take(models(&config));

@@ -8,6 +8,21 @@ use super::{
 };
 use crate::ExportError;
 
+/// Families in which llama.cpp computes YaRN in all layers with rotary positions.
+const YARN: [Architecture; 8] = [
+    Architecture::Llama,
+    Architecture::Qwen2,
+    Architecture::Qwen3,
+    Architecture::Qwen3Moe,
+    Architecture::SmolLm3,
+    Architecture::Olmo2,
+    Architecture::GraniteMoeHybrid,
+    Architecture::Ministral3,
+];
+
+/// Types of positions that are the same in every family.
+const OTHERS: &str = "none, linear and dynamic";
+
 /// llama.cpp's divisor of the frequency of a pair that is not turned.
 const NOT_TURNED: f32 = 1e30;
 
@@ -35,18 +50,24 @@ pub(super) fn add(config: &ModelConfig, family: &str, metadata: &mut Metadata) {
             metadata.text(key("scaling.type"), "yarn");
             metadata.number(key("scaling.factor"), *factor);
             metadata.size(key("scaling.original_context_length"), *original as usize);
-            metadata.number(key("scaling.yarn_beta_fast"), *beta_fast);
-            metadata.number(key("scaling.yarn_beta_slow"), *beta_slow);
-            // With this, llama.cpp's own factor on cosines and sines is 1.
-            metadata.number(key("scaling.yarn_log_multiplier"), 1.0);
-            *attention_factor
+            if config.architecture == Architecture::Ministral3 {
+                metadata.number(key("scaling.yarn_beta_fast"), *beta_fast);
+                metadata.number(key("scaling.yarn_beta_slow"), *beta_slow);
+                // With this, llama.cpp's own factor on cosines and sines is 1.
+                metadata.number(key("scaling.yarn_log_multiplier"), 1.0);
+                *attention_factor
+            } else {
+                let own = if *factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 };
+                attention_factor / own
+            }
         }
         Some(RopeScaling::LongRope { original_max_position_embeddings: original, attention_factor, .. }) => {
             metadata.text(key("scaling.type"), "longrope");
             metadata.size(key("scaling.original_context_length"), *original);
             *attention_factor
         }
-        None | Some(RopeScaling::Llama3 { .. } | RopeScaling::Proportional { .. }) => 1.0,
+        // `dynamic` changes nothing within the context length that is written.
+        None | Some(RopeScaling::Dynamic { .. } | RopeScaling::Llama3 { .. } | RopeScaling::Proportional { .. }) => 1.0,
     };
     if factor != 1.0 {
         metadata.number(key("scaling.attn_factor"), factor);
@@ -106,11 +127,21 @@ pub(super) fn refuse(config: &ModelConfig) -> Result<(), ExportError> {
         Some(RopeScaling::Llama3 { .. })
             if !matches!(config.architecture, Architecture::Llama | Architecture::Gemma4) =>
         {
-            Err(refused("rope_scaling.rope_type", "\"llama3\"", "for this family, none and linear"))
+            let others = if YARN.contains(&config.architecture) { "none, linear, dynamic and yarn" } else { OTHERS };
+            Err(refused("rope_type", "\"llama3\"", &format!("for this family, {others}")))
         }
-        Some(RopeScaling::Yarn { truncate: false, .. }) => Err(refused("rope_parameters.truncate", false, "true")),
+        Some(RopeScaling::Yarn { .. }) if !YARN.contains(&config.architecture) => {
+            Err(refused("rope_type", "\"yarn\"", &format!("for this family, {OTHERS}")))
+        }
+        Some(RopeScaling::Yarn { beta_fast, beta_slow, .. })
+            if config.architecture != Architecture::Ministral3 && (beta_fast, beta_slow) != (32.0, 1.0) =>
+        {
+            let found = format!("[{beta_fast}, {beta_slow}]");
+            Err(refused("beta_fast and beta_slow", found, "for this family, 32 and 1"))
+        }
+        Some(RopeScaling::Yarn { truncate: false, .. }) => Err(refused("truncate", false, "true")),
         Some(RopeScaling::Yarn { original_max_position_embeddings: original, .. }) if original.fract() != 0.0 => {
-            Err(refused("rope_parameters.original_max_position_embeddings", original, "whole numbers"))
+            Err(refused("original_max_position_embeddings", original, "whole numbers"))
         }
         _ => Ok(()),
     }
@@ -183,8 +214,39 @@ mod tests {
     }
 
     #[test]
-    fn a_ramp_that_is_not_rounded_is_refused() {
-        let error = refuse(&config("ministral3", |json| json["rope_parameters"]["truncate"] = json!(false)));
-        assert!(error.unwrap_err().to_string().contains("`rope_parameters.truncate` = false"));
+    fn other_families_have_the_factor_on_cosines_beside_llama_cpps_own() {
+        let yarn = |changes: Json| {
+            config("llama", move |json| {
+                json["rope_scaling"] = json!({"rope_type": "yarn", "factor": 4.0});
+                json["rope_scaling"].as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+            })
+        };
+        let plain = keys(&yarn(json!({})));
+        assert_eq!(plain.get("x.rope.scaling.type"), Some(&Value::Text("yarn".into())));
+        for key in ["attn_factor", "yarn_log_multiplier", "yarn_beta_fast"] {
+            assert_eq!(plain.get(&format!("x.rope.scaling.{key}")), None, "{key}");
+        }
+        let louder = keys(&yarn(json!({"attention_factor": 1.5})));
+        let expected = 1.5 / (0.1 * 4.0_f64.ln() + 1.0);
+        assert_eq!(louder.get("x.rope.scaling.attn_factor"), Some(&Value::F32(expected as f32)));
+    }
+
+    #[test]
+    fn yarn_that_llama_cpp_computes_otherwise_is_refused() {
+        let yarn = |changes: Json| {
+            move |json: &mut Json| {
+                json["rope_scaling"] = json!({"rope_type": "yarn", "factor": 4.0});
+                json["rope_scaling"].as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+            }
+        };
+        for (refused, words) in [
+            (config("ministral3", |json| json["rope_parameters"]["truncate"] = json!(false)), "`truncate` = false"),
+            (config("llama", yarn(json!({"beta_fast": 16.0}))), "`beta_fast and beta_slow` = [16, 1]"),
+            (config("lfm2", yarn(json!({}))), "`rope_type` = \"yarn\""),
+        ] {
+            let error = refuse(&refused).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+        refuse(&config("llama", yarn(json!({})))).unwrap();
     }
 }

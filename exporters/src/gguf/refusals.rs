@@ -156,7 +156,7 @@ mod tests {
         let found = error("qwen3_moe", |config| config["mlp_only_layers"] = json("[1]"));
         assert!(found.contains("`mlp_only_layers` = layer 1"), "{found}");
         let found = error("qwen2", |config| config["rope_scaling"] = json(scaling));
-        assert!(found.contains("`rope_scaling.rope_type` = \"llama3\""), "{found}");
+        assert!(found.contains("`rope_type` = \"llama3\""), "{found}");
     }
 
     #[test]

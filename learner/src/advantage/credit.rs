@@ -200,6 +200,7 @@ pub fn credit(
             completions(estimators::opo(&rewards, &lengths, groups))
         }
         Estimator::Gpg => completions(estimators::gpg(&rewards, groups)),
+        Estimator::MaxRl => completions(estimators::max_rl(&rewards, groups)),
         Estimator::GrpoPassk => {
             let scaled = options.scale.divides();
             completions(estimators::grpo_passk(&rewards, groups, scaled, options.eps))

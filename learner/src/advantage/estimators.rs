@@ -1,7 +1,7 @@
 //! Advantages of whole completions by other baselines than TRL's, as in verl (`core_algos.py`).
 //!
 //! Rewards that are `None` take no part and get advantage 0. The only scored completion of a group has no baseline and
-//! keeps its reward. `groups[i]` names the group of completion i.
+//! keeps its reward, where nothing else is said. `groups[i]` names the group of completion i.
 
 use super::moments::{Moments, members, pick};
 
@@ -26,6 +26,20 @@ pub fn gpg(rewards: &[Option<f64>], groups: &[usize]) -> Vec<f64> {
     let scored = rewards.iter().flatten().count() as f64;
     let rewarded = rewards.iter().flatten().filter(|&&reward| reward != 0.0).count().max(1) as f64;
     centred(rewards, groups).into_iter().map(|advantage| advantage * (scored / rewarded)).collect()
+}
+
+/// Reward over the group's mean, minus 1: hard prompts weigh as much as they are rarely solved (MaxRL, arXiv
+/// 2602.02710). A group whose mean is not above 0 has no such measure: advantage 0. So has a lone completion.
+#[must_use]
+pub fn max_rl(rewards: &[Option<f64>], groups: &[usize]) -> Vec<f64> {
+    let mut advantages = vec![0.0; rewards.len()];
+    for rows in members(groups) {
+        let mean = Moments::of(&pick(rewards, &rows)).mean;
+        for row in rows.into_iter().filter(|_| mean > 0.0) {
+            advantages[row] = rewards[row].map_or(0.0, |reward| (reward - mean) / mean);
+        }
+    }
+    advantages
 }
 
 /// Reward minus the mean of the group weighted by `lengths`, the optimal baseline when gradients grow with length

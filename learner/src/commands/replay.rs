@@ -21,8 +21,9 @@ use crate::{
 #[command(
     override_usage = "tandem replay --run-dir DIR [--step N] [--device D] [--threads N] [--key value]...",
     after_help = "Every option of the training that follows the flags above is another than the run's, for instance\n\
-                  --loss-type cispo --epsilon-high 5. Completions and rewards stay those of the run, so options of\n\
-                  generation and rewards are refused. The run must have been made with save_step_batches."
+                  --loss-type cispo --epsilon-high 5. Weights, completions and rewards stay those of the run: options\n\
+                  that cannot act on a kept step are refused. The run must have been made with\n\
+                  save_step_batches."
 )]
 pub struct Args {
     /// Run directory.
@@ -99,13 +100,23 @@ const ALSO_OF_TRAINING: [&str; 11] = [
 fn refuse_idle(original: &TrainConfig, changed: &TrainConfig) -> anyhow::Result<()> {
     let values = |config| serde_json::to_value(config).expect("a configuration is serialisable");
     let (before, now) = (values(original), values(changed));
-    let acts = |option: &&OptionSpec| OF_TRAINING.contains(&option.section) || ALSO_OF_TRAINING.contains(&option.key);
+    // The weights that are trained are the run's, and so are a critic and a reference that moves. Of `model` come the
+    // base of an adapter, any other reference, and a critic that the run did not have.
+    let critic = |config: &TrainConfig| config.advantage_estimator.spec().critic;
+    let keeps_reference = changed.sync_ref_model && original.sync_ref_model && original.beta != 0.0;
+    let reads_model = changed.use_peft
+        || changed.beta != 0.0 && !keeps_reference
+        || critic(changed) && !critic(original) && changed.critic_model.is_none();
+    let acts = |option: &&OptionSpec| match option.key {
+        "model" => reads_model,
+        key => OF_TRAINING.contains(&option.section) || ALSO_OF_TRAINING.contains(&key),
+    };
     let idle = OPTIONS.iter().filter(|option| before[option.key] != now[option.key] && !acts(option));
     let idle: Vec<String> = idle.map(|option| format!("`{}`", option.key)).collect();
     ensure!(
         idle.is_empty(),
-        "{} cannot act on a kept step, whose completions and rewards are those of the run; options of the training \
-         can, as `loss_type`, `epsilon` or `learning_rate`, and --device and --threads",
+        "{} cannot act on a kept step, whose weights, completions and rewards are those of the run; options of the \
+         training can, as `loss_type`, `epsilon` or `learning_rate`, and --device and --threads",
         idle.join(", ")
     );
     Ok(())
@@ -172,6 +183,8 @@ fn shown(value: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
+    use shared::config::AdvantageEstimator;
+
     use super::*;
 
     #[test]
@@ -182,6 +195,22 @@ mod tests {
         assert!(error.starts_with("`reward_weights`, `num_generations` cannot act on a kept step"), "{error}");
         let trained = TrainConfig { temperature: 0.5, epsilon: 0.1, learning_rate: 1e-3, seed: 7, ..run.clone() };
         refuse_idle(&run, &trained).unwrap();
+        let other = TrainConfig { model: "other".into(), ..run.clone() };
+        assert!(refuse_idle(&run, &other).unwrap_err().to_string().starts_with("`model` cannot act on a kept step"));
+        for reads in [
+            TrainConfig { beta: 0.1, ..other.clone() },
+            TrainConfig { advantage_estimator: AdvantageEstimator::Gae, ..other.clone() },
+        ] {
+            refuse_idle(&run, &reads).unwrap();
+        }
+        let moving = TrainConfig { beta: 0.1, sync_ref_model: true, ..run.clone() };
+        let critic = TrainConfig { advantage_estimator: AdvantageEstimator::Gae, ..run.clone() };
+        for kept in [moving, critic] {
+            let other = TrainConfig { model: "other".into(), ..kept.clone() };
+            assert!(refuse_idle(&kept, &other).is_err(), "{:?}", kept.advantage_estimator);
+        }
+        let adapter = TrainConfig { use_peft: true, ..run };
+        refuse_idle(&adapter, &TrainConfig { model: "other".into(), ..adapter.clone() }).unwrap();
         for known in OF_TRAINING {
             assert!(OPTIONS.iter().any(|option| option.section == known), "{known}");
         }

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use serde_json::json;
 use shared::{
-    ModelDir,
+    Head, ModelDir,
     files::atomic,
     run::memory_plan::{LearnerSizes, Workload},
 };
@@ -43,6 +43,13 @@ pub struct Args {
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let device = args.compute.open()?;
     let model = ModelDir::open(locate_model(&args.model)?)?;
+    let Head::Score { .. } = model.config().head else {
+        bail!(
+            "--model {} is a language model; a reward model is a ...ForSequenceClassification (`architectures` in \
+             config.json) with score.weight, as `tandem reward-model` makes it",
+            args.model.display()
+        );
+    };
     let scorer = load_scorer(&model, LoadOptions { device, trainable: false, ..LoadOptions::default() })
         .with_context(|| format!("the model {} cannot be loaded", args.model.display()))?;
     let answers = Reader::new(&model, args.level, None)?.answers(&args.input)?;

@@ -1,4 +1,5 @@
-//! Masks of the policy term: they leave out tokens of low entropy, and completions that the policy has moved away from.
+//! Masks of tokens: those of high entropy, those of completions that the policy has not moved away from, and those with
+//! the largest values.
 
 use tch::{Kind, Tensor};
 
@@ -12,6 +13,12 @@ pub fn top_entropy(entropies_N: &Tensor, quantile: f64) -> Tensor {
     }
     let threshold = entropies_N.to_kind(Kind::Float).quantile_scalar(1.0 - quantile, None::<i64>, false, "linear");
     entropies_N.ge(threshold.double_value(&[])).to_kind(Kind::Double)
+}
+
+/// True for the `count` tokens with the largest values, `[N]`.
+pub fn largest(values_N: &Tensor, count: i64) -> Tensor {
+    let (_, places) = values_N.topk(count, 0, true, false);
+    values_N.zeros_like().to_kind(Kind::Bool).index_fill(0, &places, 1)
 }
 
 /// 0 for tokens with a negative advantage in rows whose mean `−log_ratio` is above the threshold, `[N]` float64

@@ -60,6 +60,7 @@ impl Objective {
             || self.old_policy_kl_coef != 0.0
             || self.entropy_coef != 0.0
             || self.scope() == Scope::Minibatch
+            || self.spec.moves_without_advantage
             || advantages.iter().any(|&advantage| advantage != 0.0)
     }
 

@@ -8,13 +8,16 @@ use shared::{
     config::{LossType, TrainConfig},
     methods::{
         LossMetric, Ratio,
-        loss::{CISPO_CLIP, CLIP_HIGH, CLIP_LOW, CLIP_REGION, OUTSIDE, OUTSIDE_ANY, PG_CLIP, PG_CLIP_LOWER, PHI},
+        loss::{
+            CAPPED, CISPO_CLIP, CLIP_HIGH, CLIP_LOW, CLIP_REGION, OUTSIDE, OUTSIDE_ANY, PG_CLIP, PG_CLIP_LOWER, PHI,
+        },
         metric::{PPO_KL, RATIO},
     },
 };
 use tch::{Kind, Tensor};
 
-use super::{Importance, Objective, Tokens, ratio, rows::Rows};
+use super::{Importance, Objective, Tokens, masks, ratio, rows::Rows};
+use crate::verl::EPSILON;
 
 /// The policy term of N tokens.
 #[derive(Debug)]
@@ -52,6 +55,14 @@ pub fn policy_loss(objective: &Objective, logprobs_N: &Tensor, tokens: &Tokens) 
         LossType::VerlCispo => verl_cispo(&ratio_N, advantages_N, logprobs_N, low, high),
         LossType::GeoMean => geo_mean(&log_ratio_N, tokens, config.epsilon, epsilon_high),
         LossType::Gpg => ((logprobs_N * advantages_N).neg(), Vec::new()),
+        LossType::DppoTv => dppo(config, &probability_change(logprobs_N, tokens), &ratio_N, logprobs_N, advantages_N),
+        LossType::DppoKl => dppo(config, &signed_divergence(logprobs_N, tokens), &ratio_N, logprobs_N, advantages_N),
+        LossType::ClipCov => clip_cov(config, &ratio_N, logprobs_N, tokens, low, high),
+        LossType::KlCov => kl_cov(config, &ratio_N, &log_ratio_N, logprobs_N, advantages_N),
+        LossType::Dro => {
+            let beta = config.dro_beta.expect("a configuration without `dro_beta` is refused");
+            (log_ratio_N.square() * (beta / 2.0) - logprobs_N * advantages_N, Vec::new())
+        }
     };
     metrics.push((RATIO, ratio_N.detach()));
     let bounded_N = ratio::bounded(&log_ratio_N.detach(), objective.spec.log_ratio_bound);
@@ -148,6 +159,74 @@ fn geo_mean(log_ratio_N: &Tensor, tokens: &Tokens, epsilon_low: f64, epsilon_hig
     let clipped = |pushes_N: Tensor| outside_N.logical_and(&pushes_N);
     let metrics = vec![(OUTSIDE, clipped(advantages_N.gt(0.0))), (PG_CLIP_LOWER, clipped(advantages_N.lt(0.0)))];
     (rows.spread(&loss_R).neg(), metrics)
+}
+
+/// `−min(r, c)·A·logprob` with a detached ratio, and 0 for tokens that have moved too far in the direction of their
+/// advantage (arXiv 2602.04879; verl `dppo_tv` and `dppo_kl`). An advantage of 0 counts as a negative one.
+fn dppo(config: &TrainConfig, moved_N: &Tensor, ratio_N: &Tensor, logprobs_N: &Tensor, advantages_N: &Tensor) -> Term {
+    let (low, high) = (config.epsilon, config.epsilon_high.unwrap_or(config.epsilon));
+    let outside_N = moved_N.gt(high).where_self(&advantages_N.gt(0.0), &moved_N.lt(-low));
+    let kept_N = outside_N.logical_not();
+    let weight_N = ratio_N.detach().clamp_max(config.clip_ratio_c) * &kept_N;
+    let capped_N = ratio_N.gt(config.clip_ratio_c).logical_and(&kept_N);
+    ((weight_N * advantages_N * logprobs_N).neg(), vec![(OUTSIDE_ANY, outside_N), (CAPPED, capped_N)])
+}
+
+/// Probabilities of tokens minus those under the old policy.
+fn probability_change(logprobs_N: &Tensor, tokens: &Tokens) -> Tensor {
+    let current_N = logprobs_N.detach();
+    let old_N = tokens.old_logprobs_N.as_ref().unwrap_or(&current_N);
+    current_N.exp() - old_N.exp()
+}
+
+/// KL divergence from the old policy to the current one, where a token stands against all others together; negative if
+/// the token has become less likely.
+fn signed_divergence(logprobs_N: &Tensor, tokens: &Tokens) -> Tensor {
+    let current_N = logprobs_N.detach();
+    let old_N = tokens.old_logprobs_N.as_ref().unwrap_or(&current_N);
+    let (current_others_N, old_others_N) = (1.0 - current_N.exp(), 1.0 - old_N.exp());
+    let others_N: Tensor = (&old_others_N + EPSILON) / (current_others_N + EPSILON);
+    let divergence_N = old_N.exp() * (old_N - &current_N) + old_others_N * others_N.log();
+    divergence_N * (&current_N - old_N).sign()
+}
+
+/// The clipped surrogate, and 0 for some tokens that are drawn by lot: those not clipped whose covariance lies between
+/// two bounds (arXiv 2505.22617; verl `clip_cov`).
+fn clip_cov(config: &TrainConfig, ratio_N: &Tensor, logprobs_N: &Tensor, tokens: &Tokens, low: f64, high: f64) -> Term {
+    let covariance_N = covariance(logprobs_N, &tokens.advantages_N);
+    let (loss_N, clipping) = clipped(ratio_N, &tokens.advantages_N, low, high);
+    let between_N = covariance_N.gt(config.clip_cov_lb).logical_and(&covariance_N.lt(config.clip_cov_ub));
+    let eligible_N = between_N.logical_and(&clipping[0].1.logical_not());
+    let count = share(config.clip_cov_ratio, &covariance_N).min(eligible_N.sum(Kind::Int64).int64_value(&[]));
+    let lots_N = tokens.lots_N.as_ref().expect("a loss that draws tokens has lots");
+    let dropped_N = masks::largest(&(lots_N * &eligible_N), count);
+    (loss_N * dropped_N.logical_not(), vec![(OUTSIDE_ANY, dropped_N)])
+}
+
+/// The surrogate without a clip, with a penalty on the absolute log-ratio of the tokens of largest covariance (arXiv
+/// 2505.22617; verl `kl_cov`).
+fn kl_cov(
+    config: &TrainConfig,
+    ratio_N: &Tensor,
+    log_ratio_N: &Tensor,
+    logprobs_N: &Tensor,
+    advantages_N: &Tensor,
+) -> Term {
+    let covariance_N = covariance(logprobs_N, advantages_N);
+    let penalised_N = masks::largest(&covariance_N, share(config.kl_cov_ratio, &covariance_N));
+    (log_ratio_N.abs() * penalised_N * config.ppo_kl_coef - ratio_N * advantages_N, Vec::new())
+}
+
+/// Each token's part of the covariance of log-probs and advantages over the minibatch.
+fn covariance(logprobs_N: &Tensor, advantages_N: &Tensor) -> Tensor {
+    let centred = |values_N: &Tensor| values_N - values_N.mean(Kind::Double);
+    centred(&logprobs_N.detach()) * centred(advantages_N)
+}
+
+/// A share of some tokens as a number of them, rounded down; one at least, if there are any.
+fn share(share: f64, tokens_N: &Tensor) -> i64 {
+    let tokens = tokens_N.numel() as i64;
+    ((share * tokens as f64) as i64).max(1).min(tokens)
 }
 
 impl Importance {

@@ -22,6 +22,7 @@ fn tokens(old: Option<&[f64]>, reference: Option<&[f64]>, advantages: &[f64]) ->
         ref_logprobs_N: reference.map(Tensor::from_slice),
         advantages_N: Tensor::from_slice(advantages),
         importance: None,
+        lots_N: Some(Tensor::from_slice(&(0..n).map(|n| 1.0 / (n + 2) as f64).collect::<Vec<f64>>())),
         weights_N: Tensor::from_slice(&mean),
         entropy_weights_N: Tensor::from_slice(&mean),
     }
@@ -166,7 +167,7 @@ fn gradients_are_finite_differences() {
 #[test]
 fn every_loss_is_as_it_is_described() {
     for &loss_type in LossType::ALL {
-        let config = TrainConfig { loss_type, epsilon_high: Some(0.3), ..TrainConfig::default() };
+        let config = TrainConfig { loss_type, epsilon_high: Some(0.3), dro_beta: Some(0.5), ..TrainConfig::default() };
         let objective = Objective::from_config(&config);
         let per_token = |logprobs: &[f64], old: &[f64], advantages: &[f64], lengths: &[usize]| {
             let rows = Rows::new(lengths, Device::Cpu);

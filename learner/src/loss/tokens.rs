@@ -30,6 +30,8 @@ pub struct Tokens {
     pub advantages_N: Tensor,
     /// Factor of the policy term (VESPO and GMPO apply it inside their formulas).
     pub importance: Option<Importance>,
+    /// A number in (0, 1) for each token, by which a loss draws some; absent for losses that draw none.
+    pub lots_N: Option<Tensor>,
     /// Weights of the reduction.
     pub weights_N: Tensor,
     /// Weights of the entropies in the bonus when no token is masked.
@@ -51,6 +53,7 @@ impl Tokens {
                 .importance
                 .as_ref()
                 .map(|i| Importance { weights_N: part(&i.weights_N), per_sequence: i.per_sequence }),
+            lots_N: self.lots_N.as_ref().map(part),
             weights_N: part(&self.weights_N),
             entropy_weights_N: part(&self.entropy_weights_N),
         }

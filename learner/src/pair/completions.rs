@@ -53,7 +53,8 @@ struct Record<'a> {
 struct Conversation<'a> {
     /// With the roles `assistant` and `tool`, as reward functions get them.
     messages: Vec<Value>,
-    /// The first words of the environment, which the last user message of the prompt ends with.
+    /// The text of the environment, which is at the end of the prompt's last user message, or of its last message where
+    /// none is the user's.
     #[serde(skip_serializing_if = "Option::is_none")]
     opening: Option<&'a str>,
     /// With an agent, the ids that all prompts of the group begin with; an agent may ask with a prompt of its own. The

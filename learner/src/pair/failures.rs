@@ -2,7 +2,7 @@
 
 use shared::{
     Completion, EpisodeEnd, Placed, RewardOutcome, RunDir,
-    config::{RewardsOn, TrainConfig},
+    config::{RAISE_MAX_MODEL_LEN, RewardsOn, TrainConfig},
 };
 
 use crate::error::LearnerError;
@@ -39,6 +39,12 @@ impl Failures {
         self.failed == self.asked
     }
 
+    /// Whether the last conversation has failed for want of room, and not by a fault of its environment or agent.
+    #[must_use]
+    pub fn wants_room(&self) -> bool {
+        self.who == Who::Environments && self.reason.contains(RAISE_MAX_MODEL_LEN)
+    }
+
     /// Says in the log of a step that it has failed.
     pub fn warn(&self, step: u64) {
         let Self { who, failed, asked, reason } = self;
@@ -64,6 +70,10 @@ impl Failures {
             Who::Function(name) => format!(
                 "reward function `{name}` failed on all {asked} completions of step {step}, the last: {reason}; what \
                  it printed is in {log}; correct it, or set `reward_failure_stops` to false to train without it"
+            ),
+            Who::Environments if self.wants_room() => format!(
+                "all {asked} conversations of step {step} failed, the last: {reason}. More is in {log}. To train \
+                 without these conversations, set `reward_failure_stops` to false"
             ),
             Who::Environments if config.verifiers().is_some() => format!(
                 "the episodes of verifiers of all {asked} completions of step {step} failed, the last: {reason}; more \
@@ -170,6 +180,15 @@ mod tests {
         assert!(all[0].everywhere());
         let error = all[0].error(3, &TrainConfig::default(), &RunDir::new("run")).to_string();
         assert!(error.contains("environments of all 2 conversations of step 3 failed, the last: late"), "{error}");
+        let reason = format!("no room: {RAISE_MAX_MODEL_LEN}");
+        let crowded = Failures { reason: reason.clone(), ..all[0].clone() };
+        for agent in [None, Some("./agent")] {
+            let config = TrainConfig { agent: agent.map(str::to_owned), ..TrainConfig::default() };
+            let error = crowded.error(3, &config, &RunDir::new("run")).to_string();
+            assert!(error.contains(&format!("all 2 conversations of step 3 failed, the last: {reason}")), "{error}");
+            assert!(!error.contains("correct"), "nothing is wrong with environment and agent: {error}");
+            assert!(error.ends_with("conversations, set `reward_failure_stops` to false"), "{error}");
+        }
         for (agent, expected) in
             [("./agent", "the agents of all 2"), ("verifiers:tcp://localhost:1", "the episodes of")]
         {

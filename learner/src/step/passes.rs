@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use shared::{
     config::TrainConfig,
+    generation::rng,
     methods::{
         LossMetric, Scope,
         metric::{LOW_ENTROPY, OFF_POLICY},
@@ -15,7 +16,7 @@ use shared::{
 };
 use tch::{Device, Tensor};
 
-use super::{Evaluation, Fate, Forward, Mean, StepBatch, StepInputs, StepMetrics};
+use super::{BatchRow, Evaluation, Fate, Forward, Mean, StepBatch, StepInputs, StepMetrics};
 use crate::{
     batch::MicroBatch,
     error::LearnerError,
@@ -29,6 +30,9 @@ use crate::{
 /// Entropies are rounded to multiples of this, in nats, before they are ranked.
 const ENTROPY_GRID: f64 = 1.0 / 16384.0;
 
+/// Purpose of the random numbers by which a loss draws tokens.
+const LOTS: u64 = 0x6c6f_7473;
+
 /// One pass over the rows of one optimiser update.
 pub(super) struct Pass<'a> {
     pub(super) config: &'a TrainConfig,
@@ -37,8 +41,8 @@ pub(super) struct Pass<'a> {
     pub(super) forward: &'a Forward<'a>,
     pub(super) inputs: &'a mut StepInputs,
     pub(super) metrics: &'a mut StepMetrics,
-    /// First time that these rows are passed over.
-    pub(super) first: bool,
+    /// How often these rows were passed over before.
+    pub(super) iteration: u32,
     /// The policy is still the one that the step began with.
     pub(super) on_policy: bool,
     /// This pass has to say with which log-probs its rows begin the step.
@@ -258,13 +262,13 @@ impl Pass<'_> {
     /// enough, unless an adaptive coefficient follows their entropies.
     fn observe(&mut self, policy: &Decoder, rows: &[usize], totals: &mut Totals) -> Result<(), LearnerError> {
         let trained = || rows.iter().copied().filter(|&row| self.batch.rows[row].trained);
-        if self.first || self.config.use_adaptive_entropy {
+        if self.iteration == 0 || self.config.use_adaptive_entropy {
             let found = self.forward.evaluate(policy, rows)?;
             if self.reads_old_logprobs {
                 self.inputs.remember(rows, &found.logprobs.gather(rows));
             }
             for row in trained() {
-                if self.first {
+                if self.iteration == 0 {
                     self.metrics.entropy.extend(&found.entropies[row]);
                     self.note_entropies(row, &found.entropies[row]);
                 }
@@ -293,7 +297,7 @@ impl Pass<'_> {
         for &row in rows {
             let span = start..start + self.batch.rows[row].trained_tokens();
             start = span.end;
-            if self.first {
+            if self.iteration == 0 {
                 self.metrics.entropy.extend(&values.entropies[span.clone()]);
                 self.note_entropies(row, &values.entropies[span.clone()]);
             }
@@ -367,10 +371,22 @@ impl Pass<'_> {
             ref_logprobs_N: (self.objective.beta != 0.0).then(|| column(&inputs.ref_logprobs)),
             advantages_N: column(&inputs.advantages),
             importance,
+            lots_N: self.objective.spec.draws_tokens.then(|| self.lots(rows, device)),
             weights_N: column(&inputs.loss_weights),
             entropy_weights_N: column(&inputs.entropy_weights),
             rows: Rows::new(&lengths, device),
         }
+    }
+
+    /// Random numbers of the sampled tokens, the same in every order and on every rank.
+    fn lots(&self, rows: &[usize], device: Device) -> Tensor {
+        let of_row = |&row: &usize| {
+            let BatchRow { group, completion, .. } = &self.batch.rows[row];
+            let (group, sample) = ([group.id.step.0, group.id.index.into()], completion.sample.into());
+            let key = rng::hash(&[LOTS, self.config.seed, group[0], group[1], sample, self.iteration.into()]);
+            (0..self.inputs.advantages[row].len()).map(move |token| rng::uniform(&[key, token as u64]))
+        };
+        Tokens::column(&rows.iter().flat_map(of_row).collect::<Vec<f64>>(), device)
     }
 
     /// The log-probs that `off_policy_mask_threshold` compares with: the sampler's, or the learner's where the sampler

@@ -3,10 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use shared::{
-    methods::{
-        LossMetric,
-        metric::{LOW_ENTROPY, OFF_POLICY},
-    },
+    methods::LossMetric,
     metrics::{self, MetricRecord},
 };
 use tch::Tensor;
@@ -83,8 +80,7 @@ impl TokenNotes {
 
     /// Takes note of a metric's values for a completion's tokens, if the metric counts clipped or masked tokens.
     pub fn mark(&mut self, metric: &LossMetric, row: usize, values: &[f64]) {
-        let masks = [OFF_POLICY, LOW_ENTROPY].map(|metric| metric.mean.key);
-        if metric.without_gradient != Some(0.0) && !masks.contains(&metric.mean.key) {
+        if !metric.marks {
             return;
         }
         let unmarked = || Ragged::filled(false, self.entropies.lengths());

@@ -299,7 +299,7 @@ impl Trainer {
                         forward: &forward,
                         inputs: &mut inputs,
                         metrics: &mut metrics,
-                        first: iteration == 0,
+                        iteration,
                         on_policy,
                         reads_old_logprobs: on_policy && !all_before,
                     };

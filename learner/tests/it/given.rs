@@ -208,6 +208,7 @@ proptest! {
                 AdvantageEstimator::Gae => AdvantageEstimator::Grpo,
                 other => other,
             },
+            dro_beta: Some(0.3),
             importance_sampling_correction: true,
             num_iterations: 2,
             token_records: 1,

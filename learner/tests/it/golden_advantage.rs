@@ -196,6 +196,86 @@ fn golden_advantages_verl() {
     }
 }
 
+/// The estimators of verl and prime-rl that are here. verl's `rloo_vectorized` differs from `rloo` in the advantage of
+/// a lone completion alone, which is 0.
+#[test]
+fn golden_advantages_verl_2026() {
+    let params = [
+        "estimator",
+        "eps?",
+        "norm_adv_by_std_in_grpo?",
+        "handle_zero_tail?",
+        "reward_weights?",
+        "decay?",
+        "num_output_tokens_weight?",
+        "num_input_tokens_weight?",
+        "num_turns_weight?",
+    ];
+    let inputs = [
+        "token_rewards?",
+        "mask",
+        "lengths",
+        "group?",
+        "agents?",
+        "reward_baselines?",
+        "rollout_is_weights?",
+        "input_tokens?",
+        "old_logps?",
+        "rewards_per_func?",
+        "turns?",
+        "sum_pi_squared?",
+    ];
+    let (file, expected) = ("advantages_verl_2026.json", ["advantages", "returns?", "baselines_after?"]);
+    let mut compared = 0;
+    for case in cases(file, "advantages_verl_2026", &params, &inputs, &expected) {
+        let (name, params, inputs) = (&case["name"], &case["params"], &case["inputs"]);
+        let scale = match params.get("norm_adv_by_std_in_grpo") {
+            Some(divides) if divides == false => ScaleRewards::None,
+            _ => ScaleRewards::Group,
+        };
+        let estimator = match params["estimator"].as_str().unwrap() {
+            "max_rl" => AdvantageEstimator::MaxRl,
+            "grpo_vectorized" => AdvantageEstimator::Grpo,
+            "rloo_vectorized" => AdvantageEstimator::Rloo,
+            _ => continue,
+        };
+        let config = TrainConfig {
+            advantage_estimator: estimator,
+            scale_rewards: scale,
+            lone_advantage: LoneAdvantage::Reward,
+            advantage_epsilon: params.get("eps").map(number).filter(|_| estimator == AdvantageEstimator::Grpo),
+            ..TrainConfig::default()
+        };
+        let (mask, groups) = (matrix(&inputs["mask"]), sizes(&inputs["group"]));
+        let rewards = matrix(&inputs["token_rewards"]);
+        let total = |(rewards, mask): (&Vec<f64>, &Vec<f64>)| rewards.iter().zip(mask).map(|(r, m)| r * m).sum();
+        let totals: Vec<f64> = rewards.iter().zip(&mask).map(total).collect();
+        let outcomes: Vec<[RewardOutcome; 1]> = totals.iter().map(|&total| [RewardOutcome::Score(total)]).collect();
+        let samples: Vec<Sample<'_>> = (outcomes.iter().zip(&groups).zip(sizes(&inputs["lengths"])))
+            .map(|((outcomes, &group), tokens)| Sample {
+                group,
+                tokens,
+                paths: Vec::new(),
+                valid: true,
+                trained: true,
+                outcomes: outcomes.into(),
+                weights: vec![1.0],
+                turns: Vec::new(),
+            })
+            .collect();
+        let mut expected = matrix(&case["expected"]["advantages"]);
+        for (row, expected) in expected.iter_mut().enumerate().filter(|_| estimator == AdvantageEstimator::Rloo) {
+            if groups.iter().filter(|group| **group == groups[row]).count() == 1 {
+                *expected = mask[row].iter().map(|mask| mask * totals[row]).collect();
+            }
+        }
+        let found = credit(&CreditOptions::from_config(&config), &samples, None, None);
+        assert_padded(name, "advantages", &found.advantages, &expected);
+        compared += 1;
+    }
+    assert_eq!(compared, 10);
+}
+
 #[test]
 fn golden_gae() {
     let inputs = ["token_rewards", "values", "mask", "lengths"];

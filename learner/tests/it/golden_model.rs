@@ -238,6 +238,7 @@ fn train(case: &Value, budget: usize, kind: Kind, of_weights: f64) {
                 ref_logprobs_N: Some(Tensor::from_slice(&old_N)),
                 advantages_N: Tensor::from_slice(&batch.per_token(|r| advantages[r])),
                 importance: None,
+                lots_N: None,
                 weights_N: Tensor::from_slice(&batch.per_token(|r| weights.losses[r])),
                 entropy_weights_N: Tensor::from_slice(&batch.per_token(|r| weights.entropies[r])),
             };

@@ -141,6 +141,7 @@ fn differentiate(
         ref_logprobs_N: None,
         advantages_N: flat(&|row, _, _| advantages[row]),
         importance: None,
+        lots_N: None,
         weights_N: flat(&|_, weight, _| weight),
         entropy_weights_N: logprobs_N.zeros_like(),
     };

@@ -342,7 +342,8 @@ fn runs_of_every_method(usual: &TrainConfig) -> Vec<TrainConfig> {
         change(&mut config);
         config
     };
-    let mut runs: Vec<TrainConfig> = LossType::ALL.iter().map(|&loss| of(&|c| c.loss_type = loss)).collect();
+    let mut runs: Vec<TrainConfig> =
+        LossType::ALL.iter().map(|&loss| of(&|c| (c.loss_type, c.dro_beta) = (loss, Some(0.3)))).collect();
     runs.push(of(&|c| (c.beta, c.entropy_coef) = (0.04, 0.01)));
     runs.push(of(&|c| c.old_policy_kl_coef = 0.1));
     runs.push(of(&|c| (c.off_policy_mask_threshold, c.top_entropy_quantile) = (Some(0.5), 0.5)));

@@ -30,6 +30,7 @@ pub fn json(text: &Value) -> Value {
 /// A request over HTTP.
 #[derive(Debug)]
 pub struct Asked {
+    pub method: String,
     pub path: String,
     pub headers: Vec<(String, String)>,
     pub body: String,
@@ -47,7 +48,8 @@ pub async fn asked(stream: &mut BufReader<net::TcpStream>) -> io::Result<Option<
     if stream.read_line(&mut first).await? == 0 {
         return Ok(None);
     }
-    let path = first.split(' ').nth(1).unwrap().to_owned();
+    let mut words = first.split(' ').map(str::to_owned);
+    let (method, path) = (words.next().unwrap(), words.next().unwrap());
     let mut headers = Vec::new();
     loop {
         let mut line = String::new();
@@ -55,7 +57,7 @@ pub async fn asked(stream: &mut BufReader<net::TcpStream>) -> io::Result<Option<
         let Some((name, value)) = line.trim_end().split_once(": ") else { break };
         headers.push((name.to_lowercase(), value.to_owned()));
     }
-    let mut asked = Asked { path, headers, body: String::new() };
+    let mut asked = Asked { method, path, headers, body: String::new() };
     let length: usize = asked.header("content-length").map_or(0, |length| length.parse().unwrap());
     let mut body = vec![0; length];
     stream.read_exact(&mut body).await?;

@@ -78,6 +78,7 @@ pub fn check(schema: &Value) -> Result<(), String> {
                 (key, Value::Object(named)) if BY_NAMES.contains(&key) => named.values().try_for_each(check),
                 (key, value) if KEYWORDS.contains(&key) => check(value),
                 (key, _) => meant(key).map_or(Ok(()), |keyword| {
+                    let key = key.escape_debug();
                     Err(format!("`{key}` is no keyword of JSON schemas, and would bound nothing; `{keyword}` is one"))
                 }),
             })
@@ -88,16 +89,35 @@ pub fn check(schema: &Value) -> Result<(), String> {
 
 /// The keyword that a word resembles.
 fn meant(word: &str) -> Option<&'static str> {
+    let length = word.chars().count();
+    // Of too different lengths nothing is alike, and comparing takes time with both.
+    let is_as_long = |keyword: &&str| {
+        let (short, long) = (length.min(keyword.len()), length.max(keyword.len()));
+        short as f64 >= ALIKE * long as f64
+    };
     let likeness = |keyword: &&str| strsim::normalized_damerau_levenshtein(keyword, word);
-    let nearest = KEYWORDS.into_iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)))?;
+    let near = KEYWORDS.into_iter().filter(is_as_long);
+    let nearest = near.max_by(|a, b| likeness(a).total_cmp(&likeness(b)))?;
     (likeness(&nearest) >= ALIKE).then_some(nearest)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_word_as_long_as_a_schema_may_be_is_looked_at_in_no_time() {
+        let begun = Instant::now();
+        assert_eq!(meant(&"maximun".repeat(1 << 17)), None);
+        assert!(begun.elapsed().as_secs() < 2, "{:?}", begun.elapsed());
+        for (word, keyword) in [("additionalProperty", "additionalProperties"), ("type_", "type"), ("tipe", "")] {
+            assert_eq!(meant(word).unwrap_or_default(), keyword);
+        }
+    }
 
     #[test]
     fn what_is_not_followed_is_named_wherever_a_schema_stands() {
@@ -106,6 +126,7 @@ mod tests {
             (json!({"properties": {"a": {"maxLenght": 2}}}), "`maxLenght`"),
             (json!({"anyOf": [{"type": "null"}, {"requird": ["a"]}]}), "`required` is one"),
             (json!({"$defs": {"x": {"items": {"additionalPropertys": false}}}}), "`additionalPropertys`"),
+            (json!({"maxi\nmum": 5}), "`maxi\\nmum` is no keyword"),
             (json!({"items": {"anyOf": [{"minimum": 9_007_199_254_740_993_u64}]}}), "`minimum` 9007199254740993 w"),
         ] {
             let error = check(&schema).unwrap_err();

@@ -8,6 +8,7 @@
 //! The model chooses how a text is cut into tokens: every token may come whose bytes go on with a text of the grammar.
 
 mod completion;
+mod embedded;
 mod keywords;
 mod limits;
 mod numbers;
@@ -16,9 +17,12 @@ mod reason;
 mod tests;
 mod vocabulary;
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::{
+    panic::AssertUnwindSafe,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+};
 
-use llguidance::{Matcher, ParserFactory, api::TopLevelGrammar};
+use llguidance::{GrammarBuilder, JsonCompileOptions, Matcher, ParserFactory, api::TopLevelGrammar, panic_utils};
 use rollout::{
     commands::constraint::{Compile, Grammar},
     data::Tokenizer,
@@ -105,11 +109,58 @@ impl Compile for OfCommandLine {
     }
 }
 
+/// Refuses a JSON schema that is too long, or that the library would follow in part: one with a misspelt keyword, with
+/// numbers that would be rounded, or that asks for it. Every schema goes through this check before the library sees it,
+/// also within a grammar in Lark.
+///
+/// # Errors
+/// What would not be followed. On one line.
+pub fn check_schema(schema: &Value) -> Result<(), String> {
+    limits::check_schema(schema)?;
+    if schema[OPTIONS]["lenient"] == true {
+        return Err(format!("`lenient` in `{OPTIONS}` would follow the schema in part; leave it out"));
+    }
+    keywords::check(schema)
+}
+
+/// Refuses a grammar that is too long to be looked into.
+///
+/// # Errors
+/// Its length, and the bound. On one line.
+pub fn check_length(grammar: &Grammar) -> Result<(), String> {
+    limits::check(grammar)
+}
+
+/// Why the first JSON schema of a grammar in Lark that does not compile by itself does not; `None` where all do. On one
+/// line. With it one finds out for which of its parts a grammar was refused.
+#[must_use]
+pub fn fault_of_schemas(grammar: &str) -> Option<String> {
+    embedded::schemas(grammar).ok()?.iter().find_map(fault_of_schema)
+}
+
+/// Why no grammar can follow a JSON schema, whatever is around it and whatever the model. On one line. `None` where the
+/// schema compiles by itself. With it one finds out which of several schemas a grammar was refused for.
+fn fault_of_schema(schema: &Value) -> Option<String> {
+    let alone = || {
+        let builder = GrammarBuilder::new(None, limits::parser());
+        JsonCompileOptions::default().json_to_llg_with_overrides(builder, schema.clone()).map(drop)
+    };
+    let checked = check_schema(schema).and_then(|()| {
+        panic_utils::catch_unwind(AssertUnwindSafe(alone)).map_err(|error| one_line(&format!("{error:#}")))
+    });
+    checked.err()
+}
+
 /// A grammar in the library's form.
 fn top_level(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
     limits::check(grammar)?;
-    if let Grammar::Json { schema, .. } = grammar {
-        keywords::check(schema)?;
+    match grammar {
+        Grammar::Json { schema, .. } => check_schema(schema)?,
+        Grammar::Lark(text) => {
+            let schemas = embedded::schemas(text)?;
+            schemas.iter().try_for_each(check_schema).map_err(|reason| format!("`%json`: {reason}"))?;
+        }
+        Grammar::Regex(_) | Grammar::Choice(_) => {}
     }
     Ok(match grammar {
         Grammar::Regex(regex) => TopLevelGrammar::from_regex(regex),
@@ -125,9 +176,6 @@ fn top_level(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
 /// A schema with the options of the library that it has by itself, and without blanks between the parts where it is
 /// `compact`.
 fn with_options(mut schema: Value, compact: bool) -> Result<Value, String> {
-    if schema[OPTIONS]["lenient"] == true {
-        return Err(format!("`lenient` in `{OPTIONS}` would follow the schema in part; leave it out"));
-    }
     if compact {
         let object = schema.as_object_mut().ok_or("a schema whose blanks are left out must be an object")?;
         let options = object.entry(OPTIONS).or_insert_with(|| Value::Object(Map::new()));

@@ -5,6 +5,7 @@
 
 use llguidance::api::ParserLimits;
 use rollout::commands::constraint::Grammar;
+use serde_json::Value;
 
 /// Most bytes of a grammar.
 const MOST_BYTES: usize = 256 << 10;
@@ -42,6 +43,15 @@ pub fn check(grammar: &Grammar) -> Result<(), String> {
             texts.iter().map(String::len).sum()
         }
     };
+    check_bytes(bytes)
+}
+
+/// Refuses a schema before it is looked into: a grammar with it would be too long.
+pub fn check_schema(schema: &Value) -> Result<(), String> {
+    check_bytes(schema.to_string().len())
+}
+
+fn check_bytes(bytes: usize) -> Result<(), String> {
     if bytes > MOST_BYTES {
         return Err(format!("it has {bytes} bytes, and a grammar may have {MOST_BYTES}"));
     }

@@ -387,6 +387,7 @@ fn what_cannot_be_followed_is_refused_in_one_line_and_soon() {
     let world = World::characters();
     let regex = |text: &str| Grammar::Regex(text.into());
     let schema = |schema: Value| Grammar::Json { schema, compact: false };
+    let in_lark = |schema: Value| Grammar::Lark(format!("start: \"a\" | b\nb: %json {schema}"));
     let nested = |n: usize| format!("{}a{}", "(".repeat(n), ")".repeat(n));
     let mut deep = json!({ "type": "string" });
     for _ in 0..120 {
@@ -412,6 +413,11 @@ fn what_cannot_be_followed_is_refused_in_one_line_and_soon() {
         (Grammar::Lark("start: nothing".into()), "nothing"),
         (Grammar::Lark("begin: \"a\"".into()), "start"),
         (Grammar::Lark(format!("start: {}", nested(100_000))), "nest"),
+        (in_lark(json!({ "type": "integer", "maximun": 5 })), "`%json`: `maximun` is no keyword"),
+        (in_lark(json!({ "minimum": (1u64 << 53) + 1 })), "`%json`: `minimum` 9007199254740993 would be rounded"),
+        (in_lark(json!({ "type": "array", "x-guidance": { "lenient": true } })), "would follow the schema in part"),
+        (in_lark(json!({ "type": "array", "uniqueItems": true })), "uniqueItems"),
+        (Grammar::Lark("start: %json { \"maximum\": 5, \"maximum\": 6 }".into()), "the key `maximum` is given twice"),
     ] {
         let begun = std::time::Instant::now();
         let shown: String = format!("{grammar:?}").chars().take(80).collect();
@@ -447,6 +453,27 @@ fn what_cannot_be_followed_is_refused_in_one_line_and_soon() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn the_fault_of_a_schema_is_told_without_a_model() {
+    for (schema, words) in [
+        (json!({ "type": "array", "uniqueItems": true }), "uniqueItems"),
+        (json!({ "type": "object", "properties": { "a": { "type": "nonsense" } } }), "nonsense"),
+        (json!({ "maximun": 5 }), "`maximun` is no keyword"),
+        (json!({ "x-guidance": { "lenient": true } }), "would follow the schema in part"),
+        (json!({ "$ref": "#/nowhere" }), "nowhere"),
+        (json!({ "maximun": 5, "title": "a".repeat(300_000) }), "a grammar may have 262144"),
+    ] {
+        let fault = super::fault_of_schema(&schema).unwrap_or_default();
+        assert!(fault.contains(words) && !fault.contains('\n'), "{words}: {fault:?}");
+        let in_lark = format!("start: <a> b c\nb: %json true\nc: \"c\" %json {schema}");
+        assert_eq!(super::fault_of_schemas(&in_lark), Some(fault), "{words}");
+    }
+    assert_eq!(super::fault_of_schemas("start: \"a\" b\nb: %json true"), None);
+    for schema in [json!(true), json!({ "type": "object", "properties": { "a": { "type": "string" } } })] {
+        assert_eq!(super::fault_of_schema(&schema), None, "{schema}");
     }
 }
 
@@ -499,6 +526,7 @@ fn any_bytes_are_a_grammar_that_is_followed_or_refused() {
         "\0(?:a|b){2,3}[^c-e]+\\d*(?i:x)?.\\w",
         "\u{1}start: a+ | \"(\" start \")\"\na: /[0-9]{1,2}/ | B\nB: \"b\" (\"c\" | \"d\"..\"f\")? & ~/x/\n\
          %ignore /[ ]+/",
+        "\u{1}start: \"%json {\" | /a\\/b/ | %json { \"type\": \"integer\", \"maximum\": 5 } // %json {",
         &format!("\u{2}{schema}"),
         "\u{5}{\"enum\": [1, \"a\", null, {\"b\": [2.5]}]}",
     ];

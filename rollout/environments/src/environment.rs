@@ -44,7 +44,7 @@ pub struct Sample {
 /// How a conversation begins.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Opening {
-    /// A text for the end of the last user message.
+    /// A text, which is at the end of the prompt's last user message, or of its last message where none is the user's.
     pub text: Option<String>,
 }
 

@@ -25,6 +25,20 @@ pub fn class_of(config: &TrainConfig) -> KernelClass {
     }
 }
 
+/// The name of a worker that was given none: its host, and its process.
+#[must_use]
+pub fn name_on(host: &str, process: u32) -> String {
+    format!("{host}/{process}")
+}
+
+/// The host in such a name; none in another name.
+#[must_use]
+pub fn host_of(name: &str) -> Option<&str> {
+    let (host, process) = name.rsplit_once('/')?;
+    let is_number = !process.is_empty() && process.bytes().all(|byte| byte.is_ascii_digit());
+    (is_number && !host.is_empty()).then_some(host)
+}
+
 /// What computes, in words.
 #[must_use]
 pub fn class_in_words(class: KernelClass) -> String {
@@ -66,5 +80,19 @@ pub fn made(lease: u64, sequence: FinishedSequence) -> Made {
         finish_reason: sequence.finish_reason,
         seconds: sequence.total_seconds,
         rewards: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_host_is_found_in_the_name_of_a_worker_that_was_given_none() {
+        assert_eq!(host_of(&name_on("node-1", 4711)), Some("node-1"));
+        assert_eq!(host_of("rack/2/17"), Some("rack/2"));
+        for other in ["", "node-1", "node-1/", "/17", "node-1/a17"] {
+            assert_eq!(host_of(other), None, "{other}");
+        }
     }
 }

@@ -20,12 +20,13 @@ pub struct Answers {
 }
 
 impl Answers {
-    /// The answers in the value of a column. `None` for a mapping, an empty list and null. A text may hold a list or a
-    /// mapping.
+    /// The answers in the value of a column. `None` for a mapping, an empty list, an empty text and null. A text may
+    /// hold a list or a mapping.
     #[must_use]
     pub fn of(value: &Value) -> Option<Self> {
         let one = |text: String| Some(Self { any_of: vec![text], truth: false });
         match value {
+            Value::String(text) if text.trim().is_empty() => None,
             Value::String(text) => match written::list(text) {
                 Some(any_of) => Some(Self { any_of, truth: false }),
                 None if written::first_key(text).is_some() => None,
@@ -107,6 +108,7 @@ pub fn unreadable<'a>(columns: &[&str], rows: impl IntoIterator<Item = &'a Map<S
 fn kind(value: &Value) -> &'static str {
     match value {
         Value::Object(_) => "mappings",
+        Value::String(text) if text.trim().is_empty() => "empty texts",
         Value::String(_) => "mappings that are written as texts",
         Value::Array(items) if items.is_empty() => "empty lists",
         Value::Array(items) if items.iter().all(Value::is_object) => "lists of mappings",
@@ -118,7 +120,9 @@ fn kind(value: &Value) -> &'static str {
 fn way_out(column: &str, value: &Value) -> String {
     let object = match value {
         Value::Object(object) => object,
-        Value::String(_) => return "; write the answer itself into a column of its own".to_owned(),
+        Value::String(text) if !text.trim().is_empty() => {
+            return "; write the answer itself into a column of its own".to_owned();
+        }
         _ => return String::new(),
     };
     let named = KEYS.iter().copied().find(|key| object.get(*key).is_some_and(|v| Answers::of(v).is_some()));
@@ -137,6 +141,8 @@ mod tests {
     fn texts_numbers_truths_and_lists_are_answers() {
         for (value, any_of) in [
             (json!("7"), Some(vec!["7"])),
+            (json!(""), None),
+            (json!(" \n"), None),
             (json!(7), Some(vec!["7"])),
             (json!(7.5), Some(vec!["7.5"])),
             (json!(1e22), Some(vec!["10000000000000000000000"])),

@@ -101,7 +101,8 @@ pub struct RewardCompletion {
 pub struct Conversation {
     /// Its messages, with the roles `assistant` and `tool`.
     pub messages: Vec<Value>,
-    /// The text that the environment has appended to the last user message of the prompt.
+    /// The text of the environment, which is at the end of the prompt's last user message, or of its last message where
+    /// none is the user's.
     pub opening: Option<String>,
 }
 
@@ -212,7 +213,12 @@ pub trait Reward: Send + Sync {
 
     /// The score from which a completion counts as correct, in an evaluation and for dynamic sampling.
     fn correct_at(&self) -> f64 {
-        1.0
+        self.stated_correct_at().unwrap_or(1.0)
+    }
+
+    /// The same of a function that says so itself; for others, [`Self::correct_at`] is a guess.
+    fn stated_correct_at(&self) -> Option<f64> {
+        None
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use rollout::commands::{end, generate, run};
 use rollout_constraint::OfCommandLine;
 use rollout_rewards::contain;
@@ -51,8 +51,7 @@ fn main() -> ExitCode {
     // SAFETY: nothing before has started a thread.
     unsafe { native::disable_telemetry() };
     signals::make_oversized_writes_errors();
-    let matches = flags().get_matches_from(command_line::words());
-    let command = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command;
+    let command = command_line::read::<Cli>(flags()).command;
     logging::init_from(if matches!(command, Command::Run(_)) { "info" } else { "warn" });
     end(match command {
         Command::Serve(args) => command::run(&args),

@@ -188,8 +188,7 @@ impl Prompts {
             reward::check(&functions, &dataset).context("`reward_funcs`")?;
         }
         if !before_run {
-            let remarks =
-                [tokenizer.remarks().to_vec(), dataset.remarks(&tokenizer, &options), model.remarks_on_ends()];
+            let remarks = [tokenizer.remarks().to_vec(), dataset.remarks(&tokenizer, &options), model.remarks()];
             tell_warnings(remarks.concat());
             tell_warnings(reward::unreadable(&functions, &dataset));
         }

@@ -87,7 +87,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let answers = |model: &NamedModel, seed: u64| -> anyhow::Result<Vec<Scored>> {
         shared::tell!("completing the prompts with {}", model.folder().display());
         let sampling = SamplingParams { seed, ..sampling.clone() };
-        let functions = args.generation.rewards.functions()?;
+        let functions = args.generation.rewards.functions(tools.as_ref())?;
         let prompts = Prompts::Dataset(&args.dataset, "test");
         let task = Task {
             functions,
@@ -108,6 +108,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let failed = [&a, &b].map(|groups| evaluation::failed_prompts(groups, judging)).into_iter().max().unwrap_or(0);
     if failed > 0 {
         shared::tell!("warning: {}", evaluation::in_words(failed, a.len()));
+    }
+    let is_guess = args.judging.is_guess(args.generation.rewards.functions(tools.as_ref())?.first());
+    for (name, groups) in [("A", &a), ("B", &b)] {
+        for remark in evaluation::remarks(groups, judging, is_guess) {
+            shared::tell!("warning: {name}: {remark}");
+        }
     }
     let answer = Answer {
         a: models[0].folder().to_owned(),

@@ -33,6 +33,7 @@ use crate::{
     engine::{Constrained, Engine, EngineOptions, Output, Request},
     evaluation,
     generate::{self, PairGenerator},
+    reward,
     trace::{self, Event},
     turns::Conversations,
 };
@@ -145,7 +146,12 @@ impl GenerationFlags {
         tell_warnings(model.dir().remarks_on_generation());
         let held = tools.map(|tools| tools::held(tools, &self.rewards, &functions, sampling.max_completion_length));
         let conversations = match &held {
-            Some(held) => Conversations::of(held, model.dir(), &tokenizer, &functions)?,
+            Some(held) => {
+                // The processes of the run's environments start in another folder.
+                let raters = reward::names_of_raters(&functions);
+                let raters = raters.iter().map(|rater| tools::found_from_here(rater)).collect();
+                Conversations::of(held, model.dir(), &tokenizer, raters)?
+            }
             None => None,
         };
         if let Some(conversations) = &conversations {

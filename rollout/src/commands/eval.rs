@@ -84,7 +84,7 @@ impl JudgingFlags {
             ensure!(correct_at.is_finite(), "--correct-at must be a number, got {correct_at}");
         }
         // Unknown functions are found before a model is fetched.
-        generation.rewards.functions()?;
+        generation.rewards.functions(None)?;
         Ok(sampling)
     }
 
@@ -93,7 +93,7 @@ impl JudgingFlags {
     /// # Errors
     /// Missing reward functions.
     pub fn judging(&self, generation: &GenerationFlags, tools: Option<&TrainConfig>) -> anyhow::Result<Judging> {
-        let functions = generation.rewards.functions()?;
+        let functions = generation.rewards.functions(tools)?;
         let of_first = match functions.first() {
             Some(first) => first.reward().correct_at(),
             // An environment that alone gives rewards calls a conversation right with 1.
@@ -102,6 +102,12 @@ impl JudgingFlags {
         };
         let correct_at = self.correct_at.unwrap_or(of_first);
         Ok(Judging { correct_at, failure: RewardFailure::Exclude })
+    }
+
+    /// Whether the score from which on a completion counts as correct is a guess: neither a flag nor the first function
+    /// names it.
+    pub fn is_guess(&self, first: Option<&RewardFunction>) -> bool {
+        self.correct_at.is_none() && first.is_none_or(|first| first.reward().stated_correct_at().is_none())
     }
 }
 
@@ -119,7 +125,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let model = args.prompt.model()?;
     let tools = args.tools.of(&model, &args.generation.rewards)?;
     let judging = args.judging.judging(&args.generation, tools.as_ref())?;
-    let functions = args.generation.rewards.functions()?;
+    let functions = args.generation.rewards.functions(tools.as_ref())?;
     let first = functions.first().cloned();
     let completed = args.generation.complete(
         &model,
@@ -154,6 +160,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if failed > 0 {
         shared::tell!("warning: {}", evaluation::in_words(failed, prompts));
     }
+    let remarks = evaluation::remarks(&completed.groups, judging, args.judging.is_guess(first.as_ref()));
+    remarks.iter().for_each(|remark| shared::tell!("warning: {remark}"));
     if let (None, Some(first)) = (&answers, &first) {
         shared::tell!(
             "no maj@{}: `{}` does not extract an answer that completions could agree on",
@@ -165,7 +173,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     print(&answer.into())?;
     completed.journal.map(Journal::finish).transpose()?;
     if record.get(metrics::EVAL_SCORED_PROMPTS) == Some(0.0) {
-        return Err(rows::nothing_scored(&failures));
+        return Err(rows::nothing_judged(&completed.groups, &failures));
     }
     evaluation::check_failed(failed, prompts)
 }

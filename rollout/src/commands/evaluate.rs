@@ -97,7 +97,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let (groups, seconds) = evaluation.answers(&mut evaluation.of_model()?)?;
     let record = evaluation::record(&groups, None, evaluation.judging(), seconds);
     if record.get(metrics::EVAL_SCORED_PROMPTS) == Some(0.0) {
-        return Err(rows::nothing_scored(&rows::failures(&groups)));
+        return Err(rows::nothing_judged(&groups, &rows::failures(&groups)));
     }
     let mut answer = json!({
         "dataset": evaluation.option,

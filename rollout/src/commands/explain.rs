@@ -162,7 +162,7 @@ fn explain(
     }
     let file = run_dir.step_tokens(*step);
     match tokens_of(&file, group, sample)? {
-        Some(record) => tokens(text, &record, tokenizer.as_ref(), *state),
+        Some(record) => tokens(text, &record, tokenizer.as_ref(), *state, moves_all(run_dir)),
         None => {
             let _ = writeln!(text, "\n{} is not kept (`token_records`)", file.display());
         }
@@ -364,7 +364,18 @@ fn tokenizer(run_dir: &RunDir) -> Option<Tokenizer> {
     Tokenizer::open(&ModelDir::of_run(&config).ok()?).ok()
 }
 
-fn tokens(text: &mut String, record: &TokenRecord, tokenizer: Option<&Tokenizer>, state: LedgerState) {
+/// Whether the loss of a run may move tokens that have no advantage: by a KL term, an entropy bonus, or a penalty of
+/// its own.
+fn moves_all(run_dir: &RunDir) -> bool {
+    let config = layers::load(Some(&run_dir.config()), &Vec::new());
+    config.is_ok_and(|config| {
+        let in_loss = config.beta != 0.0 && !config.use_kl_in_reward;
+        let has_bonus = config.entropy_coef != 0.0 || config.use_adaptive_entropy;
+        in_loss || has_bonus || config.old_policy_kl_coef != 0.0 || config.loss_type.spec().moves_without_advantage
+    })
+}
+
+fn tokens(text: &mut String, record: &TokenRecord, tokenizer: Option<&Tokenizer>, state: LedgerState, moves_all: bool) {
     let versions: Vec<String> =
         record.versions.iter().map(|(first, version)| format!("v{version} from token {first}")).collect();
     let _ = writeln!(text, "\nsampled from {}", versions.join(", "));
@@ -397,14 +408,14 @@ fn tokens(text: &mut String, record: &TokenRecord, tokenizer: Option<&Tokenizer>
             .filter(|(_, at_all)| at_all.contains(&(at as u32)))
             .map(|(key, _)| key.as_str())
             .collect();
-        let done = what_the_loss_did(state, of(&record.advantages), weight, &marks);
+        let done = what_the_loss_did(state, of(&record.advantages), weight, &marks, moves_all);
+        let weight = if weight.is_nan() { "-".to_owned() } else { format!("{:.4}", figure(weight)) };
         let _ = writeln!(
             text,
-            "{at:>5}  {shown:<18} {sampler:>8.4}  {learner:>9.4}  {:>10.1e}  {:>7.3}  {:>9.4}  {:>7.4}  {done}",
+            "{at:>5}  {shown:<18} {sampler:>8.4}  {learner:>9.4}  {:>10.1e}  {:>7.3}  {:>9.4}  {weight:>7}  {done}",
             learner - sampler,
             of(&record.entropy),
             figure(of(&record.advantages)),
-            figure(weight),
         );
     }
 }
@@ -415,12 +426,14 @@ fn piece(tokenizer: &Tokenizer, token: u32) -> String {
 }
 
 /// The effect of the loss on a token of a completion in this state. The weight is that of the correction for the
-/// mismatch, NaN without one. The marks are metrics that count the token as clipped or masked.
-fn what_the_loss_did(state: LedgerState, advantage: f32, weight: f32, marks: &[&str]) -> String {
+/// mismatch, NaN without one. The marks are metrics that count the token as clipped or masked. [`moves_all`] says
+/// whether a token without an advantage may be moved.
+fn what_the_loss_did(state: LedgerState, advantage: f32, weight: f32, marks: &[&str], moves_all: bool) -> String {
     let was_in_loss = matches!(state, LedgerState::Trained | LedgerState::RolledBack) && weight != 0.0;
     match marks {
         [] if was_in_loss && advantage > 0.0 => "pushed up".to_owned(),
         [] if was_in_loss && advantage < 0.0 => "pushed down".to_owned(),
+        [] if was_in_loss && moves_all => "no advantage: a penalty or bonus at most".to_owned(),
         [] => "nothing".to_owned(),
         marks => format!("counted in {}", marks.join(", ")),
     }
@@ -453,12 +466,14 @@ mod tests {
     fn a_completion_that_was_not_trained_was_pushed_nowhere() {
         for &state in <LedgerState as shared::config::Choice>::ALL {
             let pushed = matches!(state, LedgerState::Trained | LedgerState::RolledBack);
-            let of = |advantage, weight| what_the_loss_did(state, advantage, weight, &[]);
+            let of = |advantage, weight| what_the_loss_did(state, advantage, weight, &[], false);
             assert_eq!(of(1.0, f32::NAN) == "pushed up", pushed, "{state}");
             assert_eq!(of(-1.0, 0.5) == "pushed down", pushed, "{state}");
             assert_eq!([of(0.0, 1.0), of(1.0, 0.0)], ["nothing"; 2], "{state}");
+            let penalised = what_the_loss_did(state, 0.0, f32::NAN, &[], true);
+            assert_eq!(penalised == "no advantage: a penalty or bonus at most", pushed, "{state}");
             assert_eq!(
-                what_the_loss_did(state, 1.0, 1.0, &["clip_ratio/high_mean"]),
+                what_the_loss_did(state, 1.0, 1.0, &["clip_ratio/high_mean"], true),
                 "counted in clip_ratio/high_mean"
             );
         }
@@ -569,7 +584,7 @@ mod tests {
         };
         let shown = |record: &TokenRecord| {
             let mut text = String::new();
-            tokens(&mut text, record, None, LedgerState::Trained);
+            tokens(&mut text, record, None, LedgerState::Trained, false);
             assert_eq!(text.lines().nth(2), Some("the run's model is gone, and with it the texts of tokens"));
             text.lines().skip(5).map(|line| line.trim_end().to_owned()).collect::<Vec<_>>()
         };

@@ -71,6 +71,8 @@ impl SamplingFlags {
             repetition_penalty: self.repetition_penalty,
             max_completion_length: self.max_completion_length.unwrap_or(defaults().max_completion_length),
             stop: self.stop.clone(),
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
             ignore_eos: false,
             seed: self.seed,
         };
@@ -501,12 +503,15 @@ pub struct RewardFlags {
 }
 
 impl RewardFlags {
-    /// Makes the functions.
+    /// Makes the functions. Where completions are conversations with these `tools`, functions that ask for environments
+    /// are called where the environments are.
     ///
     /// # Errors
     /// An unknown function, a bad parameter or weight.
-    pub fn functions(&self) -> anyhow::Result<Vec<RewardFunction>> {
-        let functions = reward::registry().on(self.host()).functions(&self.reward_funcs).context("--reward-funcs")?;
+    pub fn functions(&self, tools: Option<&TrainConfig>) -> anyhow::Result<Vec<RewardFunction>> {
+        let with_environments = tools.is_some_and(|tools| tools.environment_factory.is_some());
+        let host = RewardHost { with_environments, ..self.host() };
+        let functions = reward::registry().on(host).functions(&self.reward_funcs).context("--reward-funcs")?;
         ensure!(
             self.reward_weights.is_empty() || self.reward_weights.len() == functions.len(),
             "--reward-weights has {} entries for {} reward functions",

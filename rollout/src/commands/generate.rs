@@ -138,7 +138,7 @@ pub fn run(args: &Args, compiler: &dyn Compile) -> anyhow::Result<()> {
 fn complete(args: &Args, compiler: &dyn Compile) -> anyhow::Result<()> {
     let sampling = args.generation.sampling.params(SamplingParams::default().temperature)?;
     let grammar = args.grammar.wanted(compiler)?;
-    let functions = args.generation.rewards.functions()?;
+    let functions = args.generation.rewards.functions(None)?;
     let has_functions = !functions.is_empty();
     ensure!(
         !has_functions || args.json || args.output.is_some(),

@@ -38,6 +38,21 @@ pub fn nothing_scored(failures: &[String]) -> anyhow::Error {
     anyhow::anyhow!("no completion could be scored: {reason}")
 }
 
+/// The error of completions that nothing says to be right or wrong: their first function has failed on them or
+/// abstained from them.
+#[must_use]
+pub fn nothing_judged(groups: &[Scored], failures: &[String]) -> anyhow::Error {
+    let completions = || groups.iter().flat_map(|group| &group.completions);
+    let is_scored = |completion: &Completion| completion.rewards.iter().any(|outcome| outcome.score().is_some());
+    match groups.first().and_then(|group| group.reward_names.first()) {
+        Some((name, _)) if failures.is_empty() && completions().any(is_scored) => anyhow::anyhow!(
+            "no completion is right or wrong: `{name}`, the first reward function, abstained from every one of them; \
+             name the function first that says which answers are right"
+        ),
+        _ => nothing_scored(failures),
+    }
+}
+
 /// Refuses, before any work is done, an output that could not be written after it.
 ///
 /// # Errors
@@ -158,9 +173,22 @@ fn of_sampled(episode: &Episode, of: impl Fn(&TokenLogprob) -> Value) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use shared::{Segment, Why, generation::testing};
+    use shared::{Group, Segment, Why, generation::testing};
 
     use super::*;
+
+    #[test]
+    fn a_first_function_that_says_nothing_is_named_where_others_gave_scores() {
+        let of = |outcomes: Vec<RewardOutcome>| {
+            let completion = Completion { rewards: outcomes, ..testing::completion(0, vec![1]) };
+            let reward_names = vec![("answers".into(), 1.0), ("form".into(), 1.0)];
+            let groups = [Group { reward_names, ..testing::group(0, vec![completion]) }.into()];
+            nothing_judged(&groups, &[]).to_string()
+        };
+        let silent = RewardOutcome::NotApplicable;
+        assert!(of(vec![silent.clone(), RewardOutcome::Score(1.0)]).contains("`answers`, the first reward function,"));
+        assert!(of(vec![silent.clone(), silent]).contains("every reward function abstained"));
+    }
 
     #[test]
     fn given_tokens_are_named_and_have_no_log_probs() {

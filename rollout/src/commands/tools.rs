@@ -4,7 +4,7 @@ use std::path::{self, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use rollout_rewards::RewardFunction;
-use shared::config::{AdvantageLevel, EnvironmentFactory, Stragglers, TrainConfig, layers};
+use shared::config::{AdvantageLevel, EnvironmentFactory, OptionValue, Stragglers, TrainConfig, layers};
 
 use super::{
     flags::{RewardFlags, bounded, help},
@@ -75,6 +75,14 @@ impl ToolFlags {
         if self.tools.is_empty() && self.environment_factory.is_none() {
             return of_run(model);
         }
+        ensure!(
+            self.environment_factory.as_ref().is_none_or(|factory| !factory.has_empty_text()),
+            "--environment-factory is empty: name a class, or leave the flag out"
+        );
+        ensure!(
+            !self.tools.iter().any(String::is_empty),
+            "--tools has an empty entry: name a tool there, or leave it out"
+        );
         let (tools, environment_factory) = (self.tools.clone(), self.environment_factory.clone());
         Ok(Some(TrainConfig { tools, environment_factory, ..rewards.config() }))
     }
@@ -244,6 +252,10 @@ mod tests {
         assert_eq!(of("", &without), Ok(None));
         let refused = of("--episode-timeout 4", &without).unwrap_err();
         assert!(refused.starts_with("--episode-timeout has no effect without tools"), "{refused}");
+        let refused = of("--environment-factory {}", &without).unwrap_err();
+        assert!(refused.starts_with("--environment-factory is empty"), "{refused}");
+        let refused = of("--tools a.py:f,", &without).unwrap_err();
+        assert!(refused.starts_with("--tools has an empty entry"), "{refused}");
     }
 
     #[test]

@@ -97,10 +97,9 @@ impl Sequence {
         let own = request.lengths.as_ref().map(|lengths| lengths[sample as usize]);
         let limit = own.unwrap_or(request.sampling.max_completion_length) as usize;
         let limit = limit.min(limits.max_model_len - request.prompt_ids.len());
-        let seen = if request.sampling.repetition_penalty == 1.0 {
-            SeenTokens::default()
-        } else {
-            SeenTokens::new(&request.prompt_ids)
+        let seen = match request.sampling.penalised() {
+            true => SeenTokens::new(&request.prompt_ids),
+            false => SeenTokens::default(),
         };
         Self {
             sample,
@@ -279,7 +278,7 @@ impl Sequence {
         if self.versions.last().is_none_or(|&(_, last)| last != version) {
             self.versions.push((self.token_ids.len() as u32, version));
         }
-        if self.request.sampling.repetition_penalty != 1.0 {
+        if self.request.sampling.penalised() {
             self.seen.insert(token);
         }
         self.token_ids.push(token);

@@ -43,7 +43,7 @@ pub fn problems(config: &TrainConfig) -> Vec<String> {
         return found.0;
     };
     let tokenizer = tokenizer.with_template_kwargs(config.chat_template_kwargs.as_ref());
-    let conversations = Conversations::of(config, &model, &tokenizer, &functions);
+    let conversations = Conversations::of(config, &model, &tokenizer, reward::names_of_raters(&functions));
     let reason = conversations.as_ref().err().and_then(|error| error.downcast_ref::<StartError>());
     if let Some(entry @ StartError::Entry { .. }) = reason {
         // It names its option.

@@ -108,7 +108,7 @@ impl Inputs {
         let options = prompt_options(config);
         let rewards =
             reward::registry().on(config.reward_host()).functions(&config.reward_funcs).context("`reward_funcs`")?;
-        let conversations = Conversations::of(config, model, &tokenizer, &rewards)?;
+        let conversations = Conversations::of(config, model, &tokenizer, reward::names_of_raters(&rewards))?;
         let load = |paths: &[PathBuf], part: (&str, Option<&str>)| -> anyhow::Result<Dataset> {
             let mut dataset = Dataset::load(paths, part, &tokenizer, &options)?;
             if let Some(conversations) = &conversations {

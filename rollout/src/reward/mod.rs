@@ -47,6 +47,12 @@ pub fn raters(functions: &[RewardFunction]) -> impl Iterator<Item = (usize, &Rew
     functions.iter().enumerate().filter(|(_, function)| function.is_rater())
 }
 
+/// The names of the raters, in order, by which the processes of environments find them.
+#[must_use]
+pub fn names_of_raters(functions: &[RewardFunction]) -> Vec<String> {
+    raters(functions).map(|(_, rater)| rater.name().to_owned()).collect()
+}
+
 /// The functions of a run as an assembly has them, called within `deadline`, with the names and weights of all rewards.
 ///
 /// # Errors

@@ -1,5 +1,7 @@
 //! Sampling of one row.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use shared::{SamplingParams, TokenLogprob};
 
 use super::{
@@ -51,40 +53,43 @@ pub struct Scratch {
     pub(crate) truncate: TruncateScratch,
 }
 
-/// The distinct tokens of a prompt and its completion so far, for the repetition penalty.
+/// The tokens of a prompt, and those of its completion so far with their numbers, for the penalties.
 #[derive(Debug, Default, Clone)]
 pub struct SeenTokens {
-    tokens: Vec<u32>,
-    bits: Vec<u64>,
+    prompt: BTreeSet<u32>,
+    completion: BTreeMap<u32, u32>,
 }
 
 impl SeenTokens {
-    /// The distinct tokens of `context`.
+    /// Those of a prompt.
     #[must_use]
-    pub fn new(context: &[u32]) -> Self {
-        let mut seen = Self::default();
-        for &token in context {
-            seen.insert(token);
-        }
-        seen
+    pub fn new(prompt: &[u32]) -> Self {
+        Self { prompt: prompt.iter().copied().collect(), completion: BTreeMap::new() }
     }
 
-    /// Adds a token, if it is new.
+    /// Adds a token of the completion.
     pub fn insert(&mut self, token: u32) {
-        let (word, bit) = (token as usize / 64, 1u64 << (token % 64));
-        if word >= self.bits.len() {
-            self.bits.resize(word + 1, 0);
-        }
-        if self.bits[word] & bit == 0 {
-            self.bits[word] |= bit;
-            self.tokens.push(token);
-        }
+        *self.completion.entry(token).or_default() += 1;
     }
 
-    /// The tokens in the order in which they came.
-    #[must_use]
-    pub fn tokens(&self) -> &[u32] {
-        &self.tokens
+    /// Changes the logits of these tokens: first as transformers' `RepetitionPenaltyLogitsProcessor` (positive ones are
+    /// divided, negative ones multiplied), then as vLLM's `apply_penalties`.
+    fn penalise(&self, row: &mut [f32], params: &SamplingParams) {
+        let factor = params.repetition_penalty;
+        if factor != 1.0 {
+            let of_both = self.prompt.iter().chain(self.completion.keys().filter(|token| !self.prompt.contains(token)));
+            for &token in of_both {
+                if let Some(logit) = row.get_mut(token as usize) {
+                    *logit = if *logit < 0.0 { *logit * factor } else { *logit / factor };
+                }
+            }
+        }
+        for (&token, &count) in &self.completion {
+            if let Some(logit) = row.get_mut(token as usize) {
+                *logit -= params.frequency_penalty * count as f32;
+                *logit -= params.presence_penalty;
+            }
+        }
     }
 }
 
@@ -93,7 +98,7 @@ impl SeenTokens {
 pub struct Distribution<'a> {
     /// The logits as the model gave them, with their maximum and the log of the sum of exp(l − max).
     reference: (&'a [f32], f64, f64),
-    /// The logits after the repetition penalty.
+    /// The logits after the penalties.
     row: &'a [f32],
     max: f32,
     /// Sum of exp((l − max) / T), as a whole and over each block.
@@ -107,7 +112,7 @@ pub struct Distribution<'a> {
 }
 
 impl<'a> Distribution<'a> {
-    /// The distribution of a row of logits (`[vocab]`); `seen` is only looked at with a repetition penalty.
+    /// The distribution of a row of logits (`[vocab]`); `seen` is only looked at with penalties.
     ///
     /// # Errors
     /// When the logits are not finite.
@@ -137,16 +142,16 @@ impl<'a> Distribution<'a> {
         let reference = (logits, f64::from(max), total.ln());
 
         let mut row = logits;
-        if params.repetition_penalty != 1.0 {
+        if params.penalised() {
             penalised.clear();
             penalised.extend_from_slice(logits);
-            apply_penalty(penalised, seen.tokens(), params.repetition_penalty);
+            seen.penalise(penalised, params);
             row = penalised;
             max = block_maxima(row, maxima);
         }
         let overflow = || RowError::overflow(params);
         let argmax = argmax(row, max, maxima).ok_or_else(overflow)? as u32;
-        if !params.greedy() && (params.repetition_penalty != 1.0 || params.temperature != 1.0) {
+        if !params.greedy() && (params.penalised() || params.temperature != 1.0) {
             total = block_exp_sums(row, max, 1.0 / params.temperature, sums);
             if !total.is_finite() {
                 return Err(overflow());
@@ -215,7 +220,7 @@ pub(crate) fn draw_kept(kept: &[Candidate], target: f64) -> Option<&Candidate> {
 }
 
 /// The log-probs of a token, from `logprob` under the model itself, the `distance` of its logit from the largest (both
-/// after the repetition penalty), the `total` of exp(distance / T) over the vocabulary, and the support with its part
+/// after the penalties), the `total` of exp(distance / T) over the vocabulary, and the support with its part
 /// of that sum.
 pub(crate) fn token_logprob(
     logprob: f32,
@@ -262,15 +267,6 @@ pub fn sample_row_and_top(
     let distribution = Distribution::new(logits, params, seen, scratch)?;
     let token = distribution.draw(uniform);
     Ok((Draw { token, logprob: distribution.logprob(token) }, distribution.top(top)))
-}
-
-/// transformers' `RepetitionPenaltyLogitsProcessor`: positive logits of seen tokens are divided, negative multiplied.
-fn apply_penalty(row: &mut [f32], seen: &[u32], penalty: f32) {
-    for &token in seen {
-        if let Some(logit) = row.get_mut(token as usize) {
-            *logit = if *logit < 0.0 { *logit * penalty } else { *logit / penalty };
-        }
-    }
 }
 
 /// The token at which the cumulative weight passes `target`; the last token with any weight when rounding leaves a
@@ -414,6 +410,35 @@ mod tests {
             assert!((f64::from(drawn.logprob.logprob) - exact).abs() < 1e-6);
             assert!(drawn.logprob.log_kept_mass < 0.0 && drawn.logprob.kept_count == 2);
         }
+    }
+
+    /// As vLLM's `apply_penalties`: the repetition penalty counts prompt and completion, OpenAI's the completion alone.
+    #[test]
+    fn penalties_change_the_logits_of_earlier_tokens() {
+        let params = SamplingParams {
+            repetition_penalty: 2.0,
+            presence_penalty: 0.5,
+            frequency_penalty: 0.25,
+            ..SamplingParams::default()
+        };
+        let mut seen = SeenTokens::new(&[0, 1, 1]);
+        for token in [1, 2, 2, 2] {
+            seen.insert(token);
+        }
+        let (logits, mut scratch) = ([1.0_f32, 2.0, -1.0, 0.5], Scratch::default());
+        let distribution = Distribution::new(&logits, &params, &seen, &mut scratch).unwrap();
+        let penalised = [0.5, 1.0 - 0.75, -2.0 - 1.25, 0.5];
+        assert_eq!(distribution.row, penalised);
+        let total: f64 = penalised.iter().map(|&logit| f64::from(logit).exp()).sum();
+        for (token, logit) in penalised.into_iter().enumerate() {
+            let found = distribution.logprob(token as u32).sampling_logprob();
+            assert!((f64::from(found) - (f64::from(logit) - total.ln())).abs() < 1e-6, "{token}");
+        }
+        // A reward for tokens that are there already.
+        let fond = SamplingParams { presence_penalty: -2.0, temperature: 0.0, ..SamplingParams::default() };
+        assert_eq!(draw(&logits, &fond, &seen, 0.5).token, 1);
+        seen.insert(3);
+        assert_eq!(draw(&[1.0, 1.0, -1.0, 2.0], &fond, &seen, 0.5).token, 3);
     }
 
     #[test]

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
+use shared::config::RAISE_MAX_MODEL_LEN;
 
 use crate::{
-    conversation::Dialogue,
+    conversation::{Dialogue, Limits},
     data::{Dataset, DatasetError, PromptRow},
 };
 
@@ -59,12 +60,15 @@ pub fn environment_row(row: &PromptRow) -> Map<String, Value> {
     columns
 }
 
-/// Messages with the first words of an environment behind the last one of the user (TRL's `reset`).
+/// Messages with the first words of an environment behind the last one of the user, else behind the last one of all.
+/// This is TRL's `reset` with one difference: TRL takes the last message of all, whoever has said it.
 #[must_use]
 pub fn opened(messages: &[Value], text: Option<&str>) -> Vec<Value> {
     let mut messages = messages.to_vec();
     let Some(text) = text.filter(|text| !text.is_empty()) else { return messages };
-    let Some(last) = messages.iter_mut().rev().find(|message| message["role"] == "user") else { return messages };
+    let of_user = messages.iter().rposition(|message| message["role"] == "user");
+    let place = of_user.unwrap_or(messages.len().saturating_sub(1));
+    let Some(last) = messages.get_mut(place) else { return messages };
     match &mut last["content"] {
         Value::Array(parts) => parts.push(json!({ "type": "text", "text": text })),
         Value::String(content) => content.push_str(text),
@@ -73,9 +77,75 @@ pub fn opened(messages: &[Value], text: Option<&str>) -> Vec<Value> {
     messages
 }
 
+/// Why a conversation whose prompt has `length` tokens with the first words of its environment cannot begin.
+#[must_use]
+pub fn without_room(length: usize, limits: Limits) -> Option<String> {
+    let most = limits.max_model_len;
+    (length >= most).then(|| {
+        format!(
+            "the prompt with the environment's first words has {length} tokens, which leave no room within \
+             `max_model_len` ({most}): {RAISE_MAX_MODEL_LEN} within the model's limit, or let `reset` say less"
+        )
+    })
+}
+
+/// A remark on a prompt that has `length` tokens with the first words of its environment, and `of_row` without them,
+/// where these words leave less room than a completion may take.
+#[must_use]
+pub fn crowded(of_row: usize, length: usize, limits: Limits) -> Option<String> {
+    let rest = little_room(length, limits, "let `reset` say less").filter(|_| length > of_row)?;
+    Some(format!("a prompt has {length} tokens with the environment's first words, and {of_row} without them. {rest}"))
+}
+
+/// The rest of a remark on a prompt of so many tokens, where it leaves less room than a completion may take.
+/// `way_out` is the one beside `max_model_len`.
+#[must_use]
+pub fn little_room(length: usize, limits: Limits, way_out: &str) -> Option<String> {
+    let Limits { max_completion_length: wanted, max_model_len: most, .. } = limits;
+    let room = most.saturating_sub(length);
+    (room < wanted).then(|| {
+        format!(
+            "`max_model_len` ({most}) leaves {room} tokens for its completions, less than `max_completion_length` \
+             ({wanted}), so they are cut off there: {RAISE_MAX_MODEL_LEN} within the model's limit, or {way_out}. This \
+             is said once, whatever the number of such prompts"
+        )
+    })
+}
+
+/// Whether a remark on the room of completions was made.
+#[derive(Debug, Default)]
+pub struct RoomRemark {
+    is_made: bool,
+}
+
+impl RoomRemark {
+    /// The remark, if it is the first one.
+    pub fn first(&mut self, remark: Option<String>) -> Option<String> {
+        let remark = remark.filter(|_| !self.is_made)?;
+        self.is_made = true;
+        Some(remark)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn first_words_that_take_the_room_of_completions_are_told_of_with_the_options() {
+        let limits = Limits { max_completion_length: 40, max_model_len: 100, max_tool_calling_iterations: None };
+        assert_eq!((without_room(99, limits), crowded(20, 60, limits)), (None, None));
+        let told = crowded(20, 61, limits).unwrap();
+        for words in ["61 tokens", "20 without", "`max_model_len` (100) leaves 39", "`max_completion_length` (40)"] {
+            assert!(told.contains(words), "{told}");
+        }
+        assert_eq!(crowded(61, 61, limits), None, "the row alone is so long, and the dataset is looked over for it");
+        let mut room = RoomRemark::default();
+        let made = [None, Some("a"), None, Some("b")].map(|remark| room.first(remark.map(str::to_owned)));
+        assert_eq!(made, [None, Some("a".to_owned()), None, None], "the first one alone");
+        let reason = without_room(100, limits).unwrap();
+        assert!(reason.contains("has 100 tokens") && reason.contains(RAISE_MAX_MODEL_LEN), "{reason}");
+    }
 
     #[test]
     fn a_column_that_conversations_would_ignore_is_refused_with_the_option_in_its_place() {
@@ -104,5 +174,13 @@ mod tests {
         let answered = [message("user", "a".into()), message("assistant", "b".into())];
         assert_eq!(opened(&answered, Some("c")), [message("user", "ac".into()), message("assistant", "b".into())]);
         assert_eq!(opened(&[message("user", Value::Null)], Some("c"))[0]["content"], "c");
+    }
+
+    #[test]
+    fn first_words_follow_the_last_message_where_none_is_of_the_user() {
+        let message = |role: &str, content: &str| json!({ "role": role, "content": content });
+        let messages = [message("developer", "d"), message("system", "s")];
+        assert_eq!(opened(&messages, Some(" c")), [message("developer", "d"), message("system", "s c")]);
+        assert_eq!(opened(&[], Some("c")), Vec::<Value>::new(), "no message");
     }
 }

@@ -4,7 +4,6 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, bail};
 use rollout_environments::{Environments, Sources, StartError};
-use rollout_rewards::RewardFunction;
 use serde_json::Value;
 use shared::{
     ModelDir,
@@ -17,7 +16,6 @@ use crate::{
     data::{Dataset, DatasetError, Tokenizer},
     engine::EngineOptions,
     generate::PairGenerator,
-    reward,
 };
 
 /// Where the environments of a run come from.
@@ -46,8 +44,9 @@ pub struct Conversations {
 }
 
 impl Conversations {
-    /// Starts the environments of a run, and proves that the chat template can hold conversations. The raters among the
-    /// reward functions are called where the environments are. None for a run without tools.
+    /// Starts the environments of a run, and proves that the chat template can hold conversations. The raters, by names
+    /// that are read as the option `reward_funcs` is, are called where the environments are. None for a run without
+    /// tools.
     ///
     /// # Errors
     /// A template that cannot, and a tool or an environment that cannot be used, with the option to change.
@@ -55,7 +54,7 @@ impl Conversations {
         config: &TrainConfig,
         model: &ModelDir,
         tokenizer: &Tokenizer,
-        functions: &[RewardFunction],
+        raters: Vec<String>,
     ) -> anyhow::Result<Option<Self>> {
         if !config.has_tools() {
             return Ok(None);
@@ -68,7 +67,6 @@ impl Conversations {
         };
         let dialogue =
             Dialogue::new(tokenizer, &model.generation().eos_token_ids, limits).context("`chat_template`")?;
-        let raters: Vec<String> = reward::raters(functions).map(|(_, rater)| rater.name().to_owned()).collect();
         let many = raters.len();
         let environments = Environments::start(&sources(config, raters)).inspect_err(say_more)?;
         if config.reward_funcs.is_empty() && !environments.give_rewards() {

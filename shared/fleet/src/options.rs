@@ -117,6 +117,11 @@ impl JoinOptions {
                  write that"
             )));
         }
+        if endpoint.port == 0 {
+            return Err(FleetError::Flags(format!(
+                "--join {endpoint}: nobody listens at port 0; write the port of the run's `listen`"
+            )));
+        }
         match (&self.certificate, &self.key) {
             (Some(certificate), Some(key)) => {
                 tls::check_pair(("--tls-certificate", certificate), ("--tls-private-key", key))?;

@@ -18,7 +18,7 @@ pub struct Endpoint {
     pub scheme: Scheme,
     /// A name or an address, without brackets.
     pub host: String,
-    /// The port. At port 0, a coordinator takes a free port.
+    /// The port. At port 0, a coordinator takes a free port; `listen` and `--join` must name another.
     pub port: u16,
 }
 

@@ -101,8 +101,9 @@ impl<'de> Deserialize<'de> for EnvironmentFactory {
 impl OptionValue for EnvironmentFactory {
     const KIND: ValueKind = ValueKind::TextOrTable;
 
+    /// A table without a class is empty too: its conversations would have no environment.
     fn has_empty_text(&self) -> bool {
-        self.classes().any(|(_, class)| class.is_empty())
+        self.classes().next().is_none() || self.classes().any(|(_, class)| class.is_empty())
     }
 }
 

@@ -107,6 +107,10 @@ fn in_words(problems: &[ConfigError]) -> String {
     problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
+/// How advice begins where a conversation has found no room. No environment and no agent is at fault then, and messages
+/// that pass the reason on must not say so.
+pub const RAISE_MAX_MODEL_LEN: &str = "raise `max_model_len`";
+
 /// The largest whole number that a configuration file can hold.
 const LARGEST: u64 = i64::MAX as u64;
 
@@ -144,7 +148,8 @@ impl TrainConfig {
     }
 
     /// Tokens that a sequence may have behind the prompt of its row: a completion, and as much for the first words of
-    /// an environment or the prompts of an agent, which are not known before they come.
+    /// an environment or the prompts of an agent, which are not known before they come. Memory is planned for them, so
+    /// it is not all that the model has.
     #[must_use]
     pub fn room_behind_prompts(&self) -> usize {
         let completion = self.max_completion_length as usize;

@@ -99,6 +99,8 @@ fn an_empty_text_is_refused_with_the_way_out() {
     assert!(texts > 30, "only {texts} options take texts");
     let of = |key, value| given(option(key).unwrap(), value).unwrap().out_of_bounds()[0].to_string();
     assert!(of("environment_factory", r#"{"maze": ""}"#).starts_with("`environment_factory` is empty"));
+    let no_class = "`environment_factory` is empty: fill it, or leave it out (then: no environment)";
+    assert_eq!(of("environment_factory", "{}"), no_class);
     assert_eq!(of("eval_dataset", ""), "`eval_dataset` is empty: fill it, or leave it out (then: no evaluation)");
     assert_eq!(of("model_revision", ""), "`model_revision` is empty: fill it, or leave it out (then: main)");
 }

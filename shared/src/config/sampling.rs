@@ -21,6 +21,8 @@ impl TrainConfig {
             top_p: self.top_p,
             min_p: self.min_p,
             repetition_penalty: self.repetition_penalty,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
             max_completion_length: self.max_completion_length,
             stop: self.stop.clone(),
             ignore_eos: false,

@@ -45,12 +45,13 @@ pub fn remove(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The process in a temporary name of `name`.
+/// The process in a temporary name of `name`, or of a temporary name of it: a file that is checked before it has its
+/// name may itself be written in one step.
 fn writer_of(temporary: &str, name: &str) -> Option<u32> {
     let (process, rest) = temporary.strip_prefix(".tmp-")?.split_once('-')?;
     let (count, of) = rest.split_once('-')?;
     let _: u64 = count.parse().ok()?;
-    process.parse().ok().filter(|_| of == name)
+    process.parse().ok().filter(|_| of == name || writer_of(of, name).is_some())
 }
 
 /// Whether a process writes no more. This one has not begun: in a container, an earlier one had the same number.
@@ -78,6 +79,7 @@ mod tests {
             fs::create_dir(dir.path().join(name)).unwrap();
         }
         fs::write(dir.path().join(".tmp-4194305-1-out"), "a file").unwrap();
+        fs::write(dir.path().join(".tmp-4194305-3-.tmp-4194305-2-out"), "a file").unwrap();
         let lock = hold(&dir.path().join(held)).unwrap();
         remove(&dir.path().join("out")).unwrap();
         let mut left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();

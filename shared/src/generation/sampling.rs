@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 
 /// Parameters of the sampling distribution.
 ///
-/// Applied in transformers' order: repetition penalty, temperature, top-k, top-p, min-p.
+/// Applied in transformers' order: repetition penalty, temperature, top-k, top-p, min-p. OpenAI's penalties come after
+/// the repetition penalty, as in vLLM.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SamplingParams {
     /// Divides the logits. 0 means greedy: the arg-max, with no truncation and no randomness. TRL `temperature`.
@@ -19,6 +20,14 @@ pub struct SamplingParams {
     /// Divide positive (multiply negative) logits of tokens already in prompt or completion. 1 = off.
     /// TRL `repetition_penalty`.
     pub repetition_penalty: f32,
+    /// Taken once off the logit of each token of the completion. 0 = off. OpenAI `presence_penalty`. No run has it, so
+    /// no frame does.
+    #[serde(skip)]
+    pub presence_penalty: f32,
+    /// Taken off the logit of each token of the completion, as often as the token is there. 0 = off. OpenAI
+    /// `frequency_penalty`. No run has it, so no frame does.
+    #[serde(skip)]
+    pub frequency_penalty: f32,
     /// Most tokens that are generated. TRL `max_completion_length`.
     pub max_completion_length: u32,
     /// Generation stops when the decoded completion contains one of these texts; the text is kept.
@@ -36,6 +45,12 @@ impl SamplingParams {
     #[must_use]
     pub fn greedy(&self) -> bool {
         self.temperature == 0.0
+    }
+
+    /// Whether earlier tokens change the logits.
+    #[must_use]
+    pub fn penalised(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 
     /// Whether the distribution is truncated (top-k, top-p or min-p), so that kept mass and kept count carry

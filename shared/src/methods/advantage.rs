@@ -21,11 +21,14 @@ choices! {
         Opo = "opo",
         /// Reward minus the group's mean, scaled by completions ÷ completions with a reward other than 0 (GPG).
         Gpg = "gpg",
+        /// Reward over the group's mean, minus 1; 0 in groups whose mean is not above 0 (MaxRL).
+        MaxRl = "max_rl" | "maxrl",
         /// Only the best completion of a group counts: its lead over the second best, divided by the group's standard
         /// deviation unless `scale_rewards` is none (pass@k policy optimisation).
         GrpoPassk = "grpo_passk" | "pass_at_k",
         /// Process supervision: rewards of steps, normalised over all steps of the group, summed over the steps to come
-        /// (DeepSeekMath, section 4.1.3). A reward of the whole completion counts as one step that ends with it.
+        /// (DeepSeekMath, section 4.1.3). A reward of the whole completion counts as one step that ends with it. Each
+        /// reward function is normalised by itself, and its advantages count with its weight.
         Process = "process",
         /// Generalised advantage estimation with a learned critic (PPO).
         Gae = "gae",
@@ -41,7 +44,8 @@ choices! {
 
     /// How several reward functions become one advantage. TRL `multi_objective_aggregation`.
     MultiObjectiveAggregation {
-        /// Weighted sum of the rewards, then the advantage of the sum.
+        /// Weighted sum of the rewards, then the advantage of the sum. `advantage_estimator` process normalises
+        /// each function by itself instead.
         SumThenNormalize = "sum_then_normalize",
         /// Each function is normalised in its group; the weighted sum is normalised over the batch (GDPO).
         NormalizeThenSum = "normalize_then_sum",
@@ -183,6 +187,13 @@ impl AdvantageEstimator {
                 about: "centred rewards, scaled by the share that is not 0",
                 source: "GPG eq. 7; verl `gpg`",
                 no_kl_in_reward: Some("counts the rewards that are not 0"),
+                ..GROUP_BASELINE
+            },
+            Self::MaxRl => &AdvantageSpec {
+                title: "MaxRL",
+                about: "reward over the group's mean, minus 1, for rewards of at least 0",
+                source: "arXiv 2602.02710; prime-rl `max_rl`",
+                no_kl_in_reward: Some("divides by the mean, and is for rewards of at least 0"),
                 ..GROUP_BASELINE
             },
             Self::GrpoPassk => &AdvantageSpec {

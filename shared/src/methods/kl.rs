@@ -9,9 +9,9 @@ choices! {
         K1 = "k1" | "kl",
         /// Half the squared difference: biased, of low variance.
         K2 = "k2",
-        /// `exp(d) − d − 1` with `d = ref_logprob − logprob`: unbiased, never negative. With a loss type of verl
-        /// (`vanilla`, `gspo`, `verl_cispo`, `geo_mean`, `gpg`) and in the reward, d is bounded to ±20 and the value to
-        /// ±10, as there.
+        /// `exp(d) − d − 1` with `d = ref_logprob − logprob`: unbiased, never negative. With a loss of verl
+        /// (one with verl's name in its description) and in the reward, d is bounded to ±20 and the value to ±10, as
+        /// there.
         K3 = "k3" | "low_var_kl",
         /// Absolute difference. Its gradient is a sign, so where policy and reference agree, as in the first update, it
         /// is the sign of a rounding error.

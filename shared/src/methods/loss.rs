@@ -41,6 +41,22 @@ choices! {
         GeoMean = "geo_mean" | "gmpo",
         /// Plain policy gradient, `−logprob × advantage`; token mean over the update (GPG).
         Gpg = "gpg",
+        /// verl's `dppo_tv`: log-prob weighted by the detached ratio (at most `clip_ratio_c`), without the tokens whose
+        /// probability has moved by more than `epsilon` down or `epsilon_high` up, in the direction of their advantage;
+        /// token mean over the update (DPPO).
+        DppoTv = "dppo_tv",
+        /// verl's `dppo_kl`: as `dppo_tv`, where the bounds are on the KL divergence of the two policies, each taken as
+        /// the token against all others together (DPPO).
+        DppoKl = "dppo_kl",
+        /// verl's `clip_cov`: clipped surrogate, without `clip_cov_ratio` of the tokens, drawn among those of large
+        /// covariance of log-prob and advantage; token mean over the update (Clip-Cov).
+        ClipCov = "clip_cov",
+        /// verl's `kl_cov`: unclipped surrogate, with a penalty on the log-ratio of the `kl_cov_ratio` tokens of
+        /// largest covariance of log-prob and advantage; token mean over the update (KL-Cov).
+        KlCov = "kl_cov",
+        /// verl's `dro`: plain policy gradient with a square penalty on the log-ratio (`dro_beta`); token mean over the
+        /// update (DRO).
+        Dro = "dro",
     }
 
     /// Unit of the importance ratio of policy to old policy. TRL `importance_sampling_level`.
@@ -112,6 +128,12 @@ pub struct LossSpec {
     pub options: &'static [&'static str],
     /// Options that must be given, each with the reason.
     pub required: &'static [(&'static str, &'static str)],
+    /// Options whose defaults do not suit it, each with the reason.
+    pub advised: &'static [(&'static str, &'static str)],
+    /// Whether it has a gradient where the advantage is 0.
+    pub moves_without_advantage: bool,
+    /// Whether it draws tokens at random.
+    pub draws_tokens: bool,
     /// verl's name for the loss, if verl has it.
     pub verl: Option<&'static str>,
     /// Options that are usually set with it.
@@ -141,8 +163,11 @@ pub const PG_CLIP: LossMetric = LossMetric::of_clipping(metrics::POLICY_CLIPFRAC
 pub const PG_CLIP_LOWER: LossMetric = LossMetric::of_clipping(metrics::ACTOR_PG_CLIPFRAC_LOWER, Counted::Token);
 /// Outside the clip range with a positive advantage.
 pub const OUTSIDE: LossMetric = LossMetric::of_clipping(metrics::ACTOR_PG_CLIPFRAC, Counted::Token);
-/// Outside the clip range whatever the advantage, so tokens without a gradient have no known value.
-pub const OUTSIDE_ANY: LossMetric = LossMetric::of_tokens(metrics::ACTOR_PG_CLIPFRAC);
+/// Clipped or dropped, as verl counts it, whatever the advantage, so tokens without a gradient have no known value.
+pub const OUTSIDE_ANY: LossMetric = LossMetric::of_marked(metrics::ACTOR_PG_CLIPFRAC);
+
+/// Weighted with the largest ratio that may weigh, whatever the advantage.
+pub const CAPPED: LossMetric = LossMetric::of_marked(metrics::ACTOR_PG_CLIPFRAC_LOWER);
 
 /// The clipped surrogate of TRL, whose loss types differ in the reduction. Other TRL losses inherit from it the fields
 /// that they do not set.
@@ -160,6 +185,9 @@ const SURROGATE: LossSpec = LossSpec {
     metrics: &[CLIP_LOW, CLIP_HIGH, CLIP_REGION],
     options: &["epsilon", "epsilon_high", "delta"],
     required: &[],
+    advised: &[],
+    moves_without_advantage: false,
+    draws_tokens: false,
     verl: None,
     recipe: &[],
 };
@@ -305,6 +333,68 @@ impl LossType {
                 options: &[],
                 verl: Some("gpg"),
                 recipe: &["advantage_estimator=gpg"],
+                ..VERL
+            },
+            Self::DppoTv => &LossSpec {
+                title: "DPPO, total variation",
+                about: "log-prob weighted by the detached ratio, within a bound on the change of probability",
+                source: "arXiv 2602.04879; verl `dppo_tv`",
+                log_ratio_bound: VERL_BOUND,
+                metrics: &[OUTSIDE_ANY, CAPPED],
+                options: &["epsilon", "epsilon_high", "clip_ratio_c"],
+                verl: Some("dppo_tv"),
+                recipe: &["epsilon=0.15", "epsilon_high=0.2", "clip_ratio_c=20"],
+                ..VERL
+            },
+            Self::DppoKl => &LossSpec {
+                title: "DPPO, KL",
+                about: "log-prob weighted by the detached ratio, within a bound on the divergence at the token",
+                source: "arXiv 2602.04879; verl `dppo_kl`",
+                log_ratio_bound: VERL_BOUND,
+                metrics: &[OUTSIDE_ANY, CAPPED],
+                options: &["epsilon", "epsilon_high", "clip_ratio_c"],
+                verl: Some("dppo_kl"),
+                advised: &[(
+                    "epsilon",
+                    "it bounds a KL divergence, for which 0.2 is far too wide; 0.02, and 0.05 for `epsilon_high`, are \
+                     usual",
+                )],
+                recipe: &["epsilon=0.02", "epsilon_high=0.05", "clip_ratio_c=20"],
+                ..VERL
+            },
+            Self::ClipCov => &LossSpec {
+                title: "Clip-Cov",
+                about: "clipped surrogate without a random few tokens of large covariance",
+                source: "arXiv 2505.22617; verl `clip_cov`",
+                scope: Scope::Minibatch,
+                metrics: &[OUTSIDE_ANY],
+                options: &["epsilon", "epsilon_high", "clip_cov_ratio", "clip_cov_lb", "clip_cov_ub"],
+                draws_tokens: true,
+                verl: Some("clip_cov"),
+                ..VERL
+            },
+            Self::KlCov => &LossSpec {
+                title: "KL-Cov",
+                about: "unclipped surrogate, with a penalty on the tokens of largest covariance",
+                source: "arXiv 2505.22617; verl `kl_cov`",
+                scope: Scope::Minibatch,
+                options: &["kl_cov_ratio", "ppo_kl_coef"],
+                moves_without_advantage: true,
+                verl: Some("kl_cov"),
+                ..VERL
+            },
+            Self::Dro => &LossSpec {
+                title: "DRO",
+                about: "plain policy gradient with a square penalty on the log-ratio",
+                source: "arXiv 2405.19107; verl `dro`",
+                options: &["dro_beta"],
+                required: &[(
+                    "dro_beta",
+                    "it is the weight of the penalty, and nothing else bounds the policy's steps",
+                )],
+                moves_without_advantage: true,
+                verl: Some("dro"),
+                recipe: &["dro_beta=0.3"],
                 ..VERL
             },
         }

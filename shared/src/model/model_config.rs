@@ -15,6 +15,8 @@ mod per_layer;
 mod read;
 mod rope;
 #[cfg(test)]
+mod rope_tests;
+#[cfg(test)]
 mod state_tests;
 #[cfg(test)]
 mod tests;

@@ -83,6 +83,8 @@ pub struct ModelDir {
     adapter: Option<PathBuf>,
     config: ModelConfig,
     generation: GenerationConfig,
+    /// Keys of `config.json` among rotary positions that nothing reads.
+    unknown_rope_keys: Vec<String>,
     /// Templates that replace its own.
     templates: Option<ChatTemplates>,
 }
@@ -191,7 +193,8 @@ impl ModelDir {
             pad_token_id: first("pad_token_id")?,
             bos_token_id: first("bos_token_id")?,
         };
-        Ok(Self { path, adapter: None, config, generation, templates: None })
+        let unknown_rope_keys = remarks::unknown_rope_keys(&own);
+        Ok(Self { path, adapter: None, config, generation, unknown_rope_keys, templates: None })
     }
 
     /// The directory; for an adapter, the base's.
@@ -461,6 +464,14 @@ mod tests {
         let told = remarks(r#"{"suppress_tokens": [3], "repetition_penalty": 1.05}"#);
         let words = "generation_config.json has `repetition_penalty`, `suppress_tokens`, which transformers'";
         assert!(told.len() == 1 && told[0].contains(words), "{told:?}");
+    }
+
+    #[test]
+    fn dynamic_positions_are_told_with_the_longest_sequence() {
+        let dynamic = CONFIG.replacen('{', r#"{"rope_scaling": {"type": "dynamic", "factor": 2.0}, "#, 1);
+        let dir = directory(&[("config.json", &dynamic)]);
+        let remarks = ModelDir::open(dir.path()).unwrap().remarks();
+        assert!(remarks.len() == 1 && remarks[0].contains("no sequence has more than 8 tokens here"), "{remarks:?}");
     }
 
     #[test]

@@ -8,12 +8,30 @@ use std::{
     process::ExitCode,
 };
 
+use clap::{Command, FromArgMatches};
 use shared_bounds::{OneLine, Shown};
 
 /// The command line of this process with its options spelt as clap knows them.
 #[must_use]
 pub fn words() -> Vec<OsString> {
     with_dashes(env::args_os())
+}
+
+/// Reads the command line of this process, or ends the process as clap does. Usage lines of all errors name the command
+/// that was asked for: clap's own `parse` names the program alone where a flag is refused after clap has read it.
+#[must_use]
+pub fn read<T: FromArgMatches>(command: Command) -> T {
+    read_from(command, words()).unwrap_or_else(|error| error.exit())
+}
+
+fn read_from<T: FromArgMatches>(mut command: Command, words: Vec<OsString>) -> Result<T, clap::Error> {
+    // The commands that clap has read know by which name this process was started.
+    let mut matches = command.try_get_matches_from_mut(words)?;
+    let name = matches.subcommand_name().unwrap_or_default().to_owned();
+    T::from_arg_matches_mut(&mut matches).map_err(|error| match command.find_subcommand_mut(&name) {
+        Some(asked) => error.format(asked),
+        None => error.format(&mut command),
+    })
 }
 
 /// Spells options with dashes: `--max_steps 3` is `--max-steps 3`, as keys of a configuration are options too. Text
@@ -66,7 +84,44 @@ macro_rules! tell {
 
 #[cfg(test)]
 mod tests {
+    use clap::{Arg, ArgAction, ArgMatches, error::ErrorKind};
+
     use super::*;
+
+    /// What refuses a flag that clap has read.
+    #[derive(Debug)]
+    struct Late;
+
+    impl FromArgMatches for Late {
+        fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+            match matches.subcommand() {
+                Some((_, flags)) if flags.get_flag("json") => {
+                    Err(clap::Error::raw(ErrorKind::ArgumentConflict, "'--json' cannot be here"))
+                }
+                _ => Ok(Self),
+            }
+        }
+
+        fn update_from_arg_matches(&mut self, _: &ArgMatches) -> Result<(), clap::Error> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn an_error_names_the_command_that_was_asked_for() {
+        let read = |line: &str| {
+            let json = Arg::new("json").long("json").action(ArgAction::SetTrue);
+            let command = Command::new("rollout").subcommand(Command::new("generate").arg(json));
+            read_from::<Late>(command, line.split(' ').map(OsString::from).collect())
+        };
+        assert!(read("/usr/bin/tandem generate").is_ok());
+        for (line, words) in [("generate --json", "'--json' cannot be here"), ("generate --jsn", "'--jsn'")] {
+            for program in ["tandem", "rollout"] {
+                let error = read(&format!("/usr/bin/{program} {line}")).unwrap_err().to_string();
+                assert!(error.contains(words) && error.contains(&format!("Usage: {program} generate")), "{error}");
+            }
+        }
+    }
 
     #[test]
     fn options_are_spelt_with_dashes_and_nothing_else_is() {

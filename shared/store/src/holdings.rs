@@ -87,6 +87,14 @@ impl Store {
         self.remove_folder(&self.folder(prefix, blake3), watch)
     }
 
+    /// Removes a folder that [`Store::list`] has found, as [`Store::remove`] does.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn remove_held(&self, held: &Held, watch: &dyn Watch) -> Result<(), StoreError> {
+        self.remove_folder(&self.place.root.clone().join(held.folder()), watch)
+    }
+
     /// Of the folders whose prefixes begin like `family`, keeps the newest so many and those named (prefix and hash);
     /// removes the others and returns them. An unfinished publication is removed once nothing was added to it for an
     /// hour.
@@ -109,7 +117,7 @@ impl Store {
         let wanted = |held: &Held| named.iter().any(|(prefix, blake3)| held.is(prefix, blake3));
         let gone: Vec<_> = old.chain(unfinished.into_iter().filter(abandoned)).filter(|held| !wanted(held)).collect();
         for held in &gone {
-            self.remove_folder(&self.place.root.clone().join(held.folder()), watch)?;
+            self.remove_held(held, watch)?;
         }
         Ok(gone)
     }

@@ -74,8 +74,14 @@ const UNLIKELY: &str = "each value is the model's, rounded, but pseudo-random to
 const ROUNDED: &str = "each value is the model's, rounded, but some log-probs change by more than the format may cost; \
                        take --dtype fp32, or --rows with the texts that the export is for";
 
-/// What a log-prob that is off says where nothing is rounded.
-const OTHER: &str = "the export is not the model";
+/// What a log-prob that is off says where nothing is rounded. Every value was compared before.
+const OTHER: &str = "each value is the model's, but a log-prob is not: the export is another model, or the model \
+                     multiplies roundings of fp32 beyond the bound; compare with --rows of the texts that the \
+                     export is for";
+
+/// The same of tokens that the model holds for unlikely.
+const OTHER_UNLIKELY: &str = "each value is the model's, but pseudo-random tokens were compared, whose log-probs \
+                              change by roundings of fp32 in some models; --rows names a dataset";
 
 /// Writes, verifies and tells.
 pub(super) fn export(args: &ToFormat) -> Result<()> {
@@ -139,6 +145,7 @@ pub(super) fn export(args: &ToFormat) -> Result<()> {
                 return error;
             }
             error.context(match args.dtype {
+                DtypeArg::Fp32 if rows.random => OTHER_UNLIKELY,
                 DtypeArg::Fp32 => OTHER,
                 _ if rows.random => UNLIKELY,
                 _ => ROUNDED,

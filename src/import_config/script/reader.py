@@ -57,8 +57,9 @@ ARGUMENTS = {
     "save_steps", "save_total_limit", "scale_rewards", "seed", "shuffle_dataset", "steps_per_generation",
     "sync_ref_model", "temperature", "top_entropy_quantile", "top_k", "top_p", "train_sampling_strategy",
     "use_adaptive_entropy", "use_bias_correction_kl", "vespo_k_neg", "vespo_k_pos", "vespo_lambda_neg",
-    "vespo_lambda_pos", "vllm_importance_sampling_cap", "vllm_structured_outputs_regex", "warmup_ratio",
-    "warmup_steps", "weight_decay",
+    "vespo_lambda_pos", "vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max",
+    "vllm_importance_sampling_clip_min", "vllm_importance_sampling_correction", "vllm_importance_sampling_mode",
+    "vllm_structured_outputs_regex", "warmup_ratio", "warmup_steps", "weight_decay",
 }  # fmt: skip
 # Names of what holds arguments, or of the trainer that does.
 HOLDS_ARGUMENTS = re.compile("(^|_)(args?|arguments?|cfg|conf|config|params|trainer)$")

@@ -388,6 +388,11 @@ fn an_argument_that_another_line_sets_is_named_with_that_line() {
         let words = format!(": line 3: `{name}` is changed in line {} (`args.{name} = 1`)", place + 5);
         assert!(message.contains(&words), "{words}: {message}");
     }
+    // And it looks for each argument whose default is compared with TRL's.
+    let text = std::fs::read_to_string(harness::golden_dir().join("trl_1.16_defaults.json")).unwrap();
+    let defaults: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&text).unwrap();
+    let missed: Vec<&String> = defaults.keys().filter(|field| !names.contains(&field.as_str())).collect();
+    assert!(missed.is_empty(), "{missed:?}");
 }
 
 #[test]

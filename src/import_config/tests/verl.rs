@@ -191,6 +191,36 @@ fn a_key_that_is_not_known_and_may_matter_is_told() {
     assert!(!found.remarks.iter().any(|remark| remark.contains("new_trick")), "{:?}", found.remarks);
 }
 
+#[test]
+fn vectorised_estimators_are_those_that_they_compute() {
+    let of = |estimator: &str| with(&format!("algorithm.adv_estimator={estimator}"));
+    let grpo = of("grpo_vectorized").config;
+    assert_eq!(grpo.advantage_estimator, AdvantageEstimator::Grpo);
+    assert_eq!((grpo.advantage_epsilon, grpo.lone_advantage), (Some(1e-6), LoneAdvantage::Reward));
+    let rloo = of("rloo_vectorized");
+    assert_eq!(rloo.config.advantage_estimator, AdvantageEstimator::Rloo);
+    assert!(rloo.remarks.iter().any(|remark| remark.contains("rloo_vectorized")), "{:?}", rloo.remarks);
+}
+
+#[test]
+fn losses_of_verl_come_with_their_figures_and_without_those_of_others() {
+    let config = |given: &str| {
+        let figures = "{p}.clip_cov_ratio=0.01 {p}.clip_cov_lb=0.5 {p}.clip_cov_ub=4 {p}.kl_cov_ratio=0.02 \
+            {p}.ppo_kl_coef=0.3 {p}.dro_beta=0.05 {p}.loss_mode=";
+        with(&format!("{figures}{given}").replace("{p}", "actor_rollout_ref.actor.policy_loss")).config
+    };
+    let (clip, kl, dro, tv) = (config("clip_cov"), config("kl_cov"), config("dro"), config("dppo_tv"));
+    let defaults = TrainConfig::default();
+    assert_eq!((clip.loss_type, clip.clip_cov_ratio), (LossType::ClipCov, 0.01));
+    assert_eq!((clip.clip_cov_lb, clip.clip_cov_ub, clip.kl_cov_ratio), (0.5, 4.0, defaults.kl_cov_ratio));
+    assert_eq!((kl.loss_type, kl.kl_cov_ratio, kl.ppo_kl_coef, kl.dro_beta), (LossType::KlCov, 0.02, 0.3, None));
+    assert_eq!((dro.loss_type, dro.dro_beta, dro.clip_cov_lb), (LossType::Dro, Some(0.05), defaults.clip_cov_lb));
+    assert_eq!((tv.loss_type, tv.dro_beta), (LossType::DppoTv, None));
+    let remarks =
+        |mode: &str| with(&format!("actor_rollout_ref.actor.policy_loss.loss_mode={mode}")).remarks.join("\n");
+    assert!(remarks("kl_cov").contains("over a micro-batch") && !remarks("gspo").contains("over a micro-batch"));
+}
+
 /// The parts that every composed configuration has are all known.
 #[test]
 fn a_composed_configuration_leaves_no_doubt() {

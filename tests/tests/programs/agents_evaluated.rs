@@ -11,13 +11,25 @@ use serde_json::Value;
 
 use crate::agents::{Bench, number};
 
+/// A reward function that reads the environments of its group.
+const RATER: &str = r#"
+def seen(completions, environments, **kwargs):
+    assert len(completions) == len(environments)
+    return [float(len(one.seen)) for one in environments]
+"#;
+
 /// Asks in another folder than that of the run, whose tools are found all the same.
 fn tandem(bench: &Bench, words: &[&str]) -> Finished {
+    tandem_with(bench, "../my_rewards.py:short", words)
+}
+
+/// As [`tandem`], with these reward functions.
+fn tandem_with(bench: &Bench, functions: &str, words: &[&str]) -> Finished {
     let folder = bench.path("elsewhere");
     fs::create_dir_all(&folder).unwrap();
     let mut command = Command::new(binary("tandem"));
     command.current_dir(folder).env("TANDEM_CACHE_DIR", bench.path("cache")).args(words);
-    command.args(["--dataset", "../prompts.jsonl", "--reward-funcs", "../my_rewards.py:short"]);
+    command.args(["--dataset", "../prompts.jsonl", "--reward-funcs", functions]);
     command.args(["--max-completion-length", "240"]);
     cli::finish(command)
 }
@@ -64,6 +76,17 @@ fn a_checkpoint_is_evaluated_and_compared_with_the_tools_of_its_run() {
     let last: Value = serde_json::from_str(compared.stdout.lines().last().unwrap()).unwrap();
     assert_eq!(last["reward"]["prompts"], 8, "{last}");
     assert!(number(&last["reward"], "a") > 0.0 && number(&last["reward"], "b") > 0.0, "{last}: both earn by calls");
+
+    // Functions that see environments are called as in the run, although they lie elsewhere than its classes.
+    bench.write("elsewhere/my_raters.py", RATER);
+    let functions = "../my_rewards.py:short,my_raters.py:seen";
+    let rated = answer(&tandem_with(&bench, functions, &["eval", "--model", "../run"]).success());
+    assert!(number(&rated, "eval_rewards/seen/mean") > 0.5, "{rated}");
+    assert_eq!(number(&rated, "eval_rewards/short/mean"), number(&found, "eval_rewards/short/mean"), "{rated}");
+    let compared = tandem_with(&bench, "my_raters.py:seen", &["compare", "../model", "../run"]).success();
+    let last: Value = serde_json::from_str(compared.stdout.lines().last().unwrap()).unwrap();
+    assert_eq!(last["reward"]["prompts"], 8, "{last}");
+    assert!(number(&last["reward"], "a") > 0.5 && number(&last["reward"], "b") > 0.5, "{last}");
 }
 
 /// Environments that fail give no reward, are counted, and their first reason is told.

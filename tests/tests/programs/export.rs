@@ -183,7 +183,7 @@ fn what_cannot_be_exported_is_one_line_with_key_and_value() {
     for (changes, expected) in [
         (json!({"model_type": "gpt2"}), "`model_type` = \"gpt2\""),
         (json!({"layer_types": ["sliding_attention"]}), "`layer_types` = [\"sliding_attention\"]"),
-        (json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}), "`rope_scaling.rope_type` = \"yarn\""),
+        (json!({"rope_scaling": {"rope_type": "ntk", "factor": 4.0}}), "`rope_scaling.rope_type` = \"ntk\""),
     ] {
         place.0.change_config(&changes);
         let error = place.refusal(&out);

@@ -80,6 +80,18 @@ fn errors_and_exit_codes_are_those_of_the_half() {
     assert_eq!(wrong.status.code(), Some(2));
     assert!(wrong.stderr.contains("tip: a similar argument exists: '--model'"), "{}", wrong.stderr);
     assert!(wrong.stderr.contains("Usage: tandem generate"), "{}", wrong.stderr);
+    // Also of flags that are refused after clap has read them, by whichever program.
+    for words in [
+        &["--json", "--output", "z"][..],
+        &["--raw", "--system-prompt", "hi"],
+        &["--prompts", "z"],
+        &["--regex", "x", "--json", "--output", "z"],
+    ] {
+        let both = cli::run("tandem", [&["generate", "--model", "absent", "--prompt", "a"][..], words].concat());
+        assert_eq!(both.status.code(), Some(2));
+        assert!(both.stderr.contains("cannot be used with"), "{}", both.stderr);
+        assert!(both.stderr.contains("Usage: tandem generate"), "{}", both.stderr);
+    }
     let missing = cli::run("tandem", ["logprobs", "--model=absent", "--input=absent", "--output=out"]);
     assert!(missing.refusal().contains("absent"));
     let misspelt = cli::run("tandem", ["genrate"]);

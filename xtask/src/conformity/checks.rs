@@ -155,6 +155,17 @@ pub const CHECKS: &[Check] = &[
         ],
     },
     Check {
+        name: "llama-cpp",
+        rival: "llama.cpp, xllamacpp",
+        about: "GGUF files in fp32, of every family but LFM3, two of them with YaRN: it continues prompts and scores \
+                completions",
+        figures: &[
+            figure("logprob", "largest difference of a log-prob", 1e-4),
+            figure("table_logprob", "mean difference in Gemma, whose GELU llama.cpp takes from a table in fp16", 2e-3),
+            figure("greedy", "greedy completions that differ", 0.0),
+        ],
+    },
+    Check {
         name: "serve",
         rival: "lm-eval, `local-completions`",
         about: "`tandem serve`, asked by lm-eval with tasks of its own over local rows: its log-likelihoods are those \

@@ -163,7 +163,7 @@ impl Folder {
             (None, None) => Ok(None),
             (Some(frequencies), Some(tables)) => {
                 let [cosines, sines] = [&tables[0], &tables[1]].map(|name| self.graph.floats(name, &self.data));
-                match rotary::difference(frequencies, positions, &cosines?, &sines?) {
+                match rotary::difference(frequencies, model.turn_scale, positions, [&cosines?, &sines?]) {
                     None => Ok(None),
                     Some(detail) => other(&format!(" ({detail})")),
                 }

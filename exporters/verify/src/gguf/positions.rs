@@ -45,11 +45,11 @@ impl Reading<'_> {
                 let divisor = positive()?;
                 found.iter_mut().for_each(|frequency| *frequency /= divisor);
             }
-            Some("yarn") if self.family.name == "mistral3" => {
+            Some("yarn") => {
                 let divisor = positive()?;
                 found = self.yarn(&plain, theta, original as f64, divisor);
                 let scale = |share: f64| if divisor <= 1.0 { 1.0 } else { 0.1 * share * divisor.ln() + 1.0 };
-                let share = number("scaling.yarn_log_multiplier").filter(|share| *share != 0.0);
+                let share = self.of_mistral(number("scaling.yarn_log_multiplier")).filter(|share| *share != 0.0);
                 factor *= share.map_or_else(|| scale(1.0), |share| scale(1.0) / scale(share));
             }
             Some("longrope") if self.family.name == "phi3" => {
@@ -63,8 +63,13 @@ impl Reading<'_> {
             found = self.divided(&found, DIVISORS)?;
         }
         let beta = self.number("attention.temperature_scale").filter(|beta| *beta != 0.0);
-        let growth = beta.filter(|_| self.family.name == "mistral3").map(|beta| (original, beta));
+        let growth = self.of_mistral(beta).map(|beta| (original, beta));
         Ok(Positions { frequencies: found, factor, beyond, growth })
+    }
+
+    /// A number of a key that llama.cpp reads in this family alone.
+    fn of_mistral(&self, number: Option<f64>) -> Option<f64> {
+        number.filter(|_| self.family.name == "mistral3")
     }
 
     /// Frequencies over the values of a tensor.
@@ -84,7 +89,7 @@ impl Reading<'_> {
     fn yarn(&self, plain: &[f64], theta: f64, original: f64, divisor: f64) -> Vec<f64> {
         let entries = 2.0 * plain.len() as f64;
         let [fast, slow] = [("yarn_beta_fast", BETAS[0]), ("yarn_beta_slow", BETAS[1])]
-            .map(|(key, default)| self.number(&format!("rope.scaling.{key}")).unwrap_or(default));
+            .map(|(key, default)| self.of_mistral(self.number(&format!("rope.scaling.{key}"))).unwrap_or(default));
         let pair = |turns: f64| entries * (original / (turns * TAU)).ln() / (2.0 * theta.ln());
         let (low, high) = (pair(fast).floor().max(0.0), pair(slow).ceil().min(entries - 1.0));
         let divided = |(index, frequency): (usize, &f64)| {

@@ -254,7 +254,7 @@ mod tests {
         for (text, words) in [
             (whole.replace("\"llama\"", "\"gpt2\""), "`model_type` is \"gpt2\""),
             (whole.replace("\"hidden_size\": 64", "\"hidden_size\": 0"), "`hidden_size` is no size"),
-            (whole.replace("\"rope_scaling\": null", "\"rope_scaling\": {\"type\": \"yarn\"}"), "type \"yarn\""),
+            (whole.replace("\"rope_scaling\": null", "\"rope_scaling\": {\"type\": \"ntk\"}"), "type \"ntk\""),
             (whole.replace("\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3"), "no sizes of a model"),
             ("[]".into(), "is no JSON object"),
         ] {

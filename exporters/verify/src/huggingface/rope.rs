@@ -34,13 +34,15 @@ impl Config<'_> {
         let number = |key: &str| rope.get(key).and_then(Value::as_f64);
         let kind = rope.get("rope_type").or_else(|| rope.get("type")).and_then(Value::as_str);
         match (family, kind) {
-            _ if number("attention_factor").is_some() => number("attention_factor").unwrap_or(1.0),
+            (_, Some("yarn" | "longrope" | "su")) if number("attention_factor").is_some() => {
+                number("attention_factor").unwrap_or(1.0)
+            }
             ("phi3", Some("longrope" | "su" | "yarn")) => {
                 let original = self.original(rope);
                 let factor = self.number("max_position_embeddings", original) / original;
                 if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original.ln()).sqrt() }
             }
-            ("ministral3", Some("yarn")) => {
+            (_, Some("yarn")) => {
                 let factor = number("factor").unwrap_or(1.0);
                 let of = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
                 match (number("mscale"), number("mscale_all_dim")) {
@@ -94,16 +96,20 @@ impl Config<'_> {
         let need = |key: &str| number(key).ok_or_else(|| self.wrong(format!("rotary positions lack `{key}`")));
         let kind = rope.get("rope_type").or_else(|| rope.get("type")).and_then(Value::as_str).unwrap_or("default");
         let plain = frequencies(number("rope_theta").unwrap_or(theta), head_dim);
+        let stated_or_longest = || {
+            let key = "original_max_position_embeddings";
+            let stated = self.fields.get(key).and_then(Value::as_f64).or_else(|| number(key));
+            stated.unwrap_or_else(|| self.number("max_position_embeddings", 0.0))
+        };
         match kind {
-            "default" => Ok(plain),
+            // Within the longest sequence of the model, `dynamic` changes nothing.
+            "default" | "dynamic" => Ok(plain),
             "linear" => {
                 let factor = need("factor")?;
                 Ok(plain.iter().map(|frequency| frequency / factor).collect())
             }
             "llama3" => {
-                let key = "original_max_position_embeddings";
-                let stated = self.fields.get(key).and_then(Value::as_f64).or_else(|| number(key));
-                let length = stated.unwrap_or_else(|| self.number("max_position_embeddings", 0.0));
+                let length = stated_or_longest();
                 let (factor, low, high) = (need("factor")?, need("low_freq_factor")?, need("high_freq_factor")?);
                 let scaled = |frequency: &f64| frequency / divisor(TAU / frequency, length, factor, low, high);
                 Ok(plain.iter().map(scaled).collect())
@@ -116,9 +122,9 @@ impl Config<'_> {
             }
             "longrope" | "su" if family == "phi3" => self.divided(rope, "short_factor", &plain),
             "yarn" if family == "phi3" => self.divided(rope, "short_factor", &plain),
-            "yarn" if family == "ministral3" => {
+            "yarn" => {
                 let theta = number("rope_theta").unwrap_or(theta);
-                let (factor, length) = (need("factor")?, need("original_max_position_embeddings")?);
+                let (factor, length) = (need("factor")?, stated_or_longest());
                 let turns = |key: &str, default: f64| number(key).filter(|turns| *turns != 0.0).unwrap_or(default);
                 let pair = |turns: f64| head_dim as f64 * (length / (turns * TAU)).ln() / (2.0 * theta.ln());
                 let (mut low, mut high) = (pair(turns("beta_fast", 32.0)), pair(turns("beta_slow", 1.0)));

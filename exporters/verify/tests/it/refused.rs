@@ -9,15 +9,21 @@ use shared::Dtype;
 use crate::support::{GgufType, TestModel, rows, same};
 
 /// Families with changes that make every key of theirs count.
-pub fn families() -> [(&'static str, serde_json::Value); 9] {
+pub fn families() -> [(&'static str, serde_json::Value); 12] {
     let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 16});
     let linear = json!({"rope_type": "linear", "factor": 4.0});
+    let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16});
+    // The length is that of the model, where no key says it.
+    let louder = json!({"type": "yarn", "factor": 2.0, "attention_factor": 1.25});
     [
         ("llama", json!({"rope_scaling": llama3})),
         ("llama", json!({"attention_bias": true, "mlp_bias": true, "head_dim": 32})),
         ("qwen2", json!({"rope_scaling": linear, "tie_word_embeddings": true})),
         ("qwen3", json!({"rope_theta": 5e5})),
+        ("qwen3", json!({"rope_scaling": yarn})),
+        ("llama", json!({"rope_scaling": louder})),
+        ("qwen2", json!({"rope_scaling": {"type": "dynamic", "factor": 4.0}})),
         (
             "qwen3_moe",
             // All experts are chosen: rounded weights would choose others.

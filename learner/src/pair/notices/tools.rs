@@ -1,12 +1,16 @@
 //! Tools that nobody calls, calls that all fail, and environments that are lost.
 
 use shared::{
-    config::TrainConfig,
+    config::{RAISE_MAX_MODEL_LEN, TrainConfig},
     metrics,
     run::notices::{Notice, NoticeKind},
 };
 
-use super::{super::failures::Who, Detector, Seen, streak::Streak};
+use super::{
+    super::failures::{Failures, Who},
+    Detector, Seen,
+    streak::Streak,
+};
 
 /// Share of conversations from which on lost environments are no accident.
 const LOST_SHARE: f64 = 0.1;
@@ -92,6 +96,11 @@ impl Tools {
         let (what, more) =
             if is_agent { ("agent", "") } else { ("environment", ", `episode_timeout` or `straggler_after`") };
         let known = seen.failures.iter().find(|found| found.who == Who::Environments);
+        let correct = if known.is_some_and(Failures::wants_room) {
+            format!("{RAISE_MAX_MODEL_LEN} as the last one says, correct the {what}")
+        } else {
+            format!("correct the {what}")
+        };
         let last = known.map_or_else(String::new, |failures| format!(", the last so: {}", failures.reason));
         let calls = seen.record.get(metrics::TOOLS_CALL_FREQUENCY).is_some_and(|calls| calls > 0.0);
         let no_caller_is_left =
@@ -116,9 +125,7 @@ impl Tools {
                 "of {all} conversations {failed} lost their {what} to a failure, {late} were late and {stragglers} \
                  were stragglers{last}{no_callers}"
             ),
-            format!(
-                "logs/rollout.log has the reasons; correct the {what}, or give it more time with `{what}_timeout`{more}"
-            ),
+            format!("logs/rollout.log has the reasons; {correct}, or give it more time with `{what}_timeout`{more}"),
         );
         // One that is told again is told from the first by what it is about.
         Some(if is_first { notice } else { notice.about(&format!("step {}", seen.step())) })
@@ -136,10 +143,7 @@ mod tests {
     use shared::metrics::MetricRecord;
 
     use super::{
-        super::{
-            super::failures::Failures,
-            testing::{step, told},
-        },
+        super::testing::{step, told},
         *,
     };
 
@@ -253,5 +257,11 @@ mod tests {
         let text = "of 8 conversations 6 lost their environment to a failure, 0 were late and 0 were stragglers, the \
                     last so: e.py:f: no sea";
         assert_eq!(told.text, text);
+        assert!(!told.remedy.contains(RAISE_MAX_MODEL_LEN), "{}", told.remedy);
+        let reason = format!("no room: {RAISE_MAX_MODEL_LEN}");
+        let failures = [Failures { who: Who::Environments, failed: 6, asked: 8, reason }];
+        let seen = Seen { config: &config, record: &record, failures: &failures };
+        let told = Tools::new(&config).look(&seen).remove(0);
+        assert!(told.remedy.contains(RAISE_MAX_MODEL_LEN), "{}", told.remedy);
     }
 }

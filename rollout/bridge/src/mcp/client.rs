@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Mutex, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -12,7 +12,7 @@ use std::{
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::{headers::Mirrored, http::Http, program::Program};
+use super::{headers::Mirrored, http::Http, listener::Listener, program::Program};
 
 /// The revision without sessions.
 pub const STATELESS: &str = "2026-07-28";
@@ -75,6 +75,14 @@ impl Wire {
             Self::Program(program) => program.send(message).await,
         }
     }
+
+    /// Answers what the server of a session asks outside the answers to requests. A program asks where it answers.
+    async fn listen(&self, era: &Era) -> Option<Arc<Listener>> {
+        match self {
+            Self::Http(http) => Some(Arc::new(http.listen(era).await)),
+            Self::Program(_) => None,
+        }
+    }
 }
 
 /// How a server is spoken to.
@@ -91,6 +99,14 @@ pub enum Era {
     },
 }
 
+/// How a server is spoken to at present, and whoever answers what it asks meanwhile.
+#[derive(Debug, Clone)]
+struct Spoken {
+    era: Era,
+    /// Of a session over HTTP.
+    listener: Option<Arc<Listener>>,
+}
+
 /// What a server has answered.
 #[derive(Debug, Default)]
 pub struct Answer {
@@ -104,7 +120,7 @@ pub struct Answer {
 #[derive(Debug)]
 pub struct Client {
     wire: Wire,
-    era: Mutex<Era>,
+    spoken: Mutex<Spoken>,
     last: AtomicU64,
 }
 
@@ -114,7 +130,8 @@ impl Client {
     /// # Errors
     /// When it answers in neither form.
     pub async fn meet(wire: Wire) -> Result<Self, CallError> {
-        let client = Self { wire, era: Mutex::new(Era::Stateless), last: AtomicU64::new(0) };
+        let spoken = Mutex::new(Spoken { era: Era::Stateless, listener: None });
+        let client = Self { wire, spoken, last: AtomicU64::new(0) };
         let found = timeout(DISCOVERY, client.ask_once("server/discover", json!({}))).await;
         let knows = |found: &Value| {
             let versions = found["supportedVersions"].as_array();
@@ -128,7 +145,7 @@ impl Client {
 
     /// Whether calls have arguments in headers: over HTTP, in the revision without sessions.
     pub fn has_headers(&self) -> bool {
-        matches!(self.wire, Wire::Http(_)) && self.era() == Era::Stateless
+        matches!(self.wire, Wire::Http(_)) && self.spoken().era == Era::Stateless
     }
 
     /// From now on, calls of tools have these arguments in headers too.
@@ -148,7 +165,7 @@ impl Client {
 
     /// The revision that is spoken.
     pub fn revision(&self) -> String {
-        match self.era() {
+        match self.spoken().era {
             Era::Stateless => STATELESS.to_owned(),
             Era::Session { revision, .. } => revision.unwrap_or_else(|| WITH_SESSION.to_owned()),
         }
@@ -176,12 +193,17 @@ impl Client {
         let era = Era::Session { revision: Some(revision), id: session };
         let told = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
         self.wire.send(&era, &told).await?;
-        self.set_era(era);
+        let listener = self.wire.listen(&era).await;
+        *self.spoken.lock().unwrap_or_else(PoisonError::into_inner) = Spoken { era, listener };
         Ok(())
     }
 
     async fn ask_once(&self, method: &str, params: Value) -> Result<Value, CallError> {
-        self.exchange(&self.era(), method, params).await.map(|(result, _)| result)
+        let Spoken { era, listener } = self.spoken();
+        let found = self.exchange(&era, method, params).await;
+        // The session of this request is listened to until here, even if another one has begun meanwhile.
+        drop(listener);
+        found.map(|(result, _)| result)
     }
 
     async fn exchange(&self, era: &Era, method: &str, mut params: Value) -> Result<(Value, Option<String>), CallError> {
@@ -204,12 +226,8 @@ impl Client {
         Ok((result, session))
     }
 
-    fn era(&self) -> Era {
-        self.era.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn set_era(&self, era: Era) {
-        *self.era.lock().unwrap_or_else(PoisonError::into_inner) = era;
+    fn spoken(&self) -> Spoken {
+        self.spoken.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 

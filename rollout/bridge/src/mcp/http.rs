@@ -2,29 +2,83 @@
 
 use std::{
     borrow::Cow,
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     sync::{PoisonError, RwLock},
+    time::Duration,
 };
 
 use base64::{Engine, prelude::BASE64_STANDARD};
-use reqwest::{Response, StatusCode, header::CONTENT_TYPE};
+use reqwest::{RequestBuilder, Response, StatusCode, header::CONTENT_TYPE};
 use serde_json::Value;
+use tokio::time::timeout;
 
 use super::{
+    asks::{self, is_asked},
     client::{Answer, CallError, Era, STATELESS, refused},
     events::Events,
     headers::Mirrored,
+    listener::Listener,
 };
 use crate::{MAX_MESSAGE, http_client};
 
 const SESSION: &str = "mcp-session-id";
 const REVISION: &str = "mcp-protocol-version";
 
+/// How long a server may take to accept the answer to what it has asked.
+const ANSWERING: Duration = Duration::from_secs(10);
+
+/// The way to an address.
+#[derive(Debug, Clone)]
+pub struct Way {
+    client: reqwest::Client,
+    address: String,
+}
+
+impl Way {
+    /// A request with a message.
+    fn post(&self, era: &Era, message: &Value) -> RequestBuilder {
+        let request = self.client.post(&self.address).header(CONTENT_TYPE, "application/json");
+        in_form_of(era, request).body(message.to_string())
+    }
+
+    /// A request for the stream on which the server asks.
+    pub fn listen(&self, era: &Era) -> RequestBuilder {
+        in_form_of(era, self.client.get(&self.address))
+    }
+
+    /// Answers a message if the server asks with it. A server without sessions may not ask.
+    pub async fn answer(&self, era: &Era, message: &Value) {
+        if *era == Era::Stateless {
+            return;
+        }
+        if let Some(answer) = asks::answer(message) {
+            // A server that does not take it waits for it in vain, and its call ends by its deadline.
+            let _ = timeout(ANSWERING, self.post(era, &answer).send()).await;
+        }
+    }
+}
+
+/// Adds the headers that each request has.
+fn in_form_of(era: &Era, request: RequestBuilder) -> RequestBuilder {
+    let mut request = request.header("accept", "application/json, text/event-stream");
+    match era {
+        Era::Stateless => request.header(REVISION, STATELESS),
+        Era::Session { revision, id } => {
+            let headers = [(REVISION, revision), (SESSION, id)];
+            for (header, value) in headers {
+                if let Some(value) = value {
+                    request = request.header(header, value);
+                }
+            }
+            request
+        }
+    }
+}
+
 /// A server at an address.
 #[derive(Debug)]
 pub struct Http {
-    client: reqwest::Client,
-    address: String,
+    way: Way,
     /// The arguments that have headers, by tool.
     mirrored: RwLock<HashMap<String, Vec<Mirrored>>>,
 }
@@ -35,7 +89,8 @@ impl Http {
     /// # Errors
     /// When there can be no client.
     pub fn new(address: &str) -> Result<Self, String> {
-        Ok(Self { client: http_client()?, address: address.to_owned(), mirrored: RwLock::default() })
+        let way = Way { client: http_client()?, address: address.to_owned() };
+        Ok(Self { way, mirrored: RwLock::default() })
     }
 
     /// From now on, calls of tools have these arguments in headers too.
@@ -55,45 +110,59 @@ impl Http {
     /// # Errors
     /// Why it has no answer.
     pub async fn send(&self, era: &Era, message: &Value) -> Result<Answer, CallError> {
-        let mut request = self.client.post(&self.address).header("accept", "application/json, text/event-stream");
-        request = request.header(CONTENT_TYPE, "application/json");
-        match era {
-            Era::Stateless => {
-                request = request.header(REVISION, STATELESS);
-                let names = [("mcp-method", &message["method"]), ("mcp-name", &message["params"]["name"])];
-                for (header, name) in names {
-                    if let Some(name) = name.as_str() {
-                        request = request.header(header, &*header_value(name));
-                    }
-                }
-                for (header, value) in self.of_arguments(&message["params"]) {
-                    request = request.header(header, &*header_value(&value));
+        let mut request = self.way.post(era, message);
+        if *era == Era::Stateless {
+            let names = [("mcp-method", &message["method"]), ("mcp-name", &message["params"]["name"])];
+            for (header, name) in names {
+                if let Some(name) = name.as_str() {
+                    request = request.header(header, &*header_value(name));
                 }
             }
-            Era::Session { revision, id } => {
-                let headers = [(REVISION, revision), (SESSION, id)];
-                for (header, value) in headers {
-                    if let Some(value) = value {
-                        request = request.header(header, value);
-                    }
-                }
+            for (header, value) in self.of_arguments(&message["params"]) {
+                request = request.header(header, &*header_value(&value));
             }
         }
-        let response = request.body(message.to_string()).send().await.map_err(gone)?;
+        let response = request.send().await.map_err(gone)?;
         let status = response.status();
         if status == StatusCode::NOT_FOUND && matches!(era, Era::Session { id: Some(_), .. }) {
             return Err(CallError::SessionEnded);
         }
-        let header = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
-        let session = header(SESSION);
-        let has_events = header("content-type").is_some_and(|kind| kind.starts_with("text/event-stream"));
-        let message = if has_events { of_stream(response, &message["id"]).await? } else { of_body(response).await? };
+        let session = response.headers().get(SESSION).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        let message = match has_events(&response) {
+            true => self.of_stream(era, response, &message["id"]).await?,
+            false => of_body(response).await?,
+        };
         match message {
             Some(message) if !status.is_success() && message.get("error").is_some() => Err(refused(&message["error"])),
             _ if !status.is_success() => Err(CallError::Gone(format!("the server answers with status {status}"))),
             message => Ok(Answer { message, session }),
         }
     }
+
+    /// The message of a stream that answers a request. What the server asks meanwhile is answered, and others are
+    /// passed over.
+    async fn of_stream(&self, era: &Era, response: Response, id: &Value) -> Result<Option<Value>, CallError> {
+        let mut messages = Messages::of(response);
+        while let Some(message) = messages.take().await? {
+            if is_asked(&message) {
+                self.way.answer(era, &message).await;
+            } else if message.get("id") == Some(id) {
+                return Ok(Some(message));
+            }
+        }
+        Ok(None)
+    }
+
+    /// From now on, and until the listener is dropped, what the server of a session asks outside of calls is answered.
+    pub async fn listen(&self, era: &Era) -> Listener {
+        Listener::open(self.way.clone(), era.clone()).await
+    }
+}
+
+/// Whether an answer is a stream of events.
+pub fn has_events(response: &Response) -> bool {
+    let kind = response.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+    kind.is_some_and(|kind| kind.starts_with("text/event-stream"))
 }
 
 /// What stands before and behind a value of a header that is written in Base64.
@@ -138,21 +207,38 @@ async fn of_body(mut response: Response) -> Result<Option<Value>, CallError> {
     Ok(serde_json::from_slice(&body).ok())
 }
 
-/// The message of a stream that answers a request. Others are passed over.
-async fn of_stream(mut response: Response, id: &Value) -> Result<Option<Value>, CallError> {
-    let mut events = Events::default();
-    while let Some(piece) = response.chunk().await.map_err(gone)? {
-        for data in events.push(&piece) {
-            let message: Option<Value> = serde_json::from_slice(&data).ok();
-            if let Some(message) = message.filter(|message| message.get("id") == Some(id)) {
+/// The messages of a stream of events.
+#[derive(Debug)]
+pub struct Messages {
+    response: Response,
+    events: Events,
+    /// Those that came in one piece, and are not taken yet.
+    come: VecDeque<Value>,
+}
+
+impl Messages {
+    /// The messages of an answer.
+    pub fn of(response: Response) -> Self {
+        Self { response, events: Events::default(), come: VecDeque::new() }
+    }
+
+    /// The next message; none at the end of the stream. Events that are no JSON are passed over.
+    ///
+    /// # Errors
+    /// A stream that breaks off, or a message that is too long.
+    pub async fn take(&mut self) -> Result<Option<Value>, CallError> {
+        loop {
+            if let Some(message) = self.come.pop_front() {
                 return Ok(Some(message));
             }
-        }
-        if events.held() > MAX_MESSAGE {
-            return Err(too_long());
+            if self.events.held() > MAX_MESSAGE {
+                return Err(too_long());
+            }
+            let Some(piece) = self.response.chunk().await.map_err(gone)? else { return Ok(None) };
+            let ended = self.events.push(&piece);
+            self.come.extend(ended.iter().filter_map(|data| serde_json::from_slice::<Value>(data).ok()));
         }
     }
-    Ok(None)
 }
 
 #[cfg(test)]

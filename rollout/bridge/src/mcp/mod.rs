@@ -1,14 +1,17 @@
 //! Tools of a server of MCP: over HTTP, or of a program by its standard input and output.
 //!
 //! The server is asked in the form of revision 2026-07-28 (`server/discover`, no session). One that does not know it
-//! gets `initialize`, and has a session and a stream of events. Tools keep nothing between two calls as far as the
-//! bridge knows, so an episode is nothing. Arguments that a tool marks for headers are sent there too. A result with
-//! `isError`, and an error of the protocol about a call, are replies that count as failed.
+//! gets `initialize`, and has a session and streams of events. In a session, what the server asks is answered: a sign
+//! of life to `ping`, and an error to all else. Tools keep nothing between two calls as far as the bridge knows, so an
+//! episode is nothing. Arguments that a tool marks for headers are sent there too. A result with `isError`, and an
+//! error of the protocol about a call, are replies that count as failed.
 
+mod asks;
 mod client;
 mod events;
 mod headers;
 mod http;
+mod listener;
 mod program;
 #[cfg(test)]
 mod tests;

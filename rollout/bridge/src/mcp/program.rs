@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::unix::pipe,
@@ -17,7 +17,10 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::client::{Answer, CallError};
+use super::{
+    asks::{self, is_asked},
+    client::{Answer, CallError},
+};
 use crate::MAX_MESSAGE;
 
 /// Longest piece of a line that is quoted.
@@ -191,17 +194,10 @@ async fn read(stdout: pipe::Receiver, waiting: Waiting, answers: mpsc::Unbounded
                 continue;
             }
         };
-        if let Some(method) = message["method"].as_str() {
-            // The server asks: it gets a sign of life, and else hears that nothing more is known here.
-            let answer = match (method, &message["id"]) {
-                (_, Value::Null) => continue,
-                ("ping", id) => json!({"jsonrpc": "2.0", "id": id, "result": {}}),
-                (_, id) => {
-                    let error = json!({"code": -32601, "message": "Method not found"});
-                    json!({"jsonrpc": "2.0", "id": id, "error": error})
-                }
-            };
-            let _ = answers.send(answer);
+        if is_asked(&message) {
+            if let Some(answer) = asks::answer(&message) {
+                let _ = answers.send(answer);
+            }
             continue;
         }
         let waits = message["id"].as_u64().and_then(|id| locked(&waiting).as_mut()?.remove(&id));

@@ -1,8 +1,11 @@
 //! What a recorded server says in both revisions, sessions that end, servers that are programs, and the package.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
 };
 
 use serde_json::{Value, json};
@@ -56,12 +59,15 @@ struct Server {
     is_stateless: bool,
     /// Whether it forgets the session at the next call.
     forgets: AtomicBool,
+    /// Whether a client has opened the stream of the session.
+    is_heard: AtomicBool,
 }
 
 impl Server {
     async fn start(is_stateless: bool) -> (String, Arc<Self>) {
         let lines = recording("mcp_http.jsonl");
-        let server = Arc::new(Self { lines, is_stateless, forgets: AtomicBool::new(false) });
+        let server =
+            Arc::new(Self { lines, is_stateless, forgets: AtomicBool::default(), is_heard: AtomicBool::default() });
         let serving = Arc::clone(&server);
         let address = http(move |asked| serving.answer(asked)).await;
         (format!("http://{address}/mcp"), server)
@@ -73,6 +79,13 @@ impl Server {
         };
         assert_eq!(asked.path, "/mcp");
         assert_eq!(asked.header("accept"), Some("application/json, text/event-stream"));
+        if asked.method == "GET" {
+            let names = [REVISION, "mcp-session-id"];
+            let line = self.lines.iter().find(|line| line["http"] == "GET" && has_headers(line, asked, &names));
+            let line = line.unwrap_or_else(|| panic!("nobody has asked {asked:?}"));
+            self.is_heard.store(true, Ordering::SeqCst);
+            return answered(line, String::new());
+        }
         let sent: Value = serde_json::from_str(&asked.body).unwrap();
         if sent["method"] == "tools/call" && self.forgets.swap(false, Ordering::SeqCst) {
             return (404, Vec::new(), refusal("Session not found"));
@@ -86,10 +99,21 @@ impl Server {
         // An id is whatever the client has given.
         let body = line["body"].as_str().unwrap();
         let body = body.replace(&format!("\"id\":{}", recorded["id"]), &format!("\"id\":{}", sent["id"]));
-        let header = |(name, value): (&String, &Value)| (name.clone(), value.as_str().unwrap().to_owned());
-        let headers = line["headers"].as_object().unwrap().iter().map(header).collect();
-        (line["status"].as_u64().unwrap(), headers, body)
+        answered(line, body)
     }
+}
+
+/// A recorded answer with this body.
+fn answered(line: &Value, body: String) -> Answered {
+    let header = |(name, value): (&String, &Value)| (name.clone(), value.as_str().unwrap().to_owned());
+    let headers = line["headers"].as_object().unwrap().iter().map(header).collect();
+    (line["status"].as_u64().unwrap(), headers, body)
+}
+
+/// Whether the headers of these names are those of a recorded request.
+fn has_headers(line: &Value, asked: &Asked, names: &[&str]) -> bool {
+    let headers = line["request_headers"].as_object().unwrap();
+    names.iter().all(|name| headers.get(*name).and_then(Value::as_str) == asked.header(name))
 }
 
 /// Whether a recorded request is this one: the method, the parameters without those about the client, and the headers.
@@ -98,10 +122,8 @@ fn is_same(line: &Value, asked: &Asked, sent: &Value) -> bool {
         return false;
     }
     let recorded = read(&line["request"]);
-    let headers = line["request_headers"].as_object().unwrap();
     let names = [REVISION, "mcp-session-id", "mcp-method", "mcp-name", "content-type"];
-    let has_headers = names.iter().all(|name| headers.get(*name).and_then(Value::as_str) == asked.header(name));
-    has_headers && recorded["method"] == sent["method"] && params(&recorded) == params(sent)
+    has_headers(line, asked, &names) && recorded["method"] == sent["method"] && params(&recorded) == params(sent)
 }
 
 fn params(message: &Value) -> Value {
@@ -267,6 +289,90 @@ async fn golden_mcp_http() {
         server.forgets.store(!is_stateless, Ordering::SeqCst);
         assert_eq!(call(&peer, "add", sum).await, said("5"));
         assert!(!server.forgets.load(Ordering::SeqCst));
+        assert_eq!(server.is_heard.load(Ordering::SeqCst), !is_stateless, "a session has a stream of its own");
+    }
+}
+
+/// A server over HTTP, which knows sessions alone. Its tools are called after what they ask the client: on the stream
+/// of the call (`own`), or on that of the session, which it closes after each message. Its requests have the ids of the
+/// calls.
+const ASKING: &str = r#"
+import json, queue, sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+questions, answers = queue.Queue(), queue.Queue()
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def begin(self, status, kind, *headers):
+        self.send_response(status)
+        for header in [("Content-Type", kind), *headers]:
+            self.send_header(*header)
+        self.end_headers()
+
+    def event(self, message):
+        self.wfile.write(f"event: message\ndata: {json.dumps(message)}\n\n".encode())
+        self.wfile.flush()
+
+    def whole(self, status, message, *headers):
+        body = json.dumps(message).encode() if message else b""
+        self.begin(status, "application/json", ("Content-Length", str(len(body))), *headers)
+        self.wfile.write(body)
+
+    def do_GET(self):
+        assert self.headers["Mcp-Session-Id"] == "s"
+        self.begin(200, "text/event-stream", ("Connection", "close"))
+        self.event(questions.get())
+
+    def do_POST(self):
+        message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        number, method = message.get("id"), message.get("method")
+
+        def result(**fields):
+            return {"jsonrpc": "2.0", "id": number, "result": fields}
+
+        if method == "initialize":
+            about = result(protocolVersion="2025-06-18", capabilities={}, serverInfo={"name": "s", "version": "1"})
+            self.whole(200, about, ("Mcp-Session-Id", "s"))
+        elif self.headers["Mcp-Session-Id"] != "s":
+            self.whole(400, None)
+        elif method is None:
+            self.whole(202, None)
+            answers.put(message)
+        elif method == "tools/list":
+            schema = {"type": "object"}
+            self.whole(200, result(tools=[{"name": name, "inputSchema": schema} for name in ("ping", "roots/list")]))
+        elif method == "tools/call":
+            asked = {"jsonrpc": "2.0", "id": number, "method": message["params"]["name"]}
+            self.begin(200, "text/event-stream", ("Connection", "close"))
+            if message["params"]["arguments"]["own"]:
+                self.event(asked)
+            else:
+                questions.put(asked)
+            answer = answers.get(timeout=20)
+            text = json.dumps(answer["result"] if "result" in answer else answer["error"]["code"])
+            self.event(result(content=[{"type": "text", "text": text}]))
+        else:
+            self.whole(202, None)
+
+
+ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"#;
+
+#[tokio::test]
+async fn what_a_server_asks_in_a_session_over_http_is_answered_on_each_stream() {
+    let (_server, port) = server(Path::new("python3"), ASKING);
+    let peer = Mcp::meet(&format!("http://127.0.0.1:{port}/mcp")).await.unwrap();
+    assert_eq!(peer.revision(), "2025-06-18");
+    for own in [true, false] {
+        for (asked, answer) in [("ping", "{}"), ("roots/list", "-32601")] {
+            assert_eq!(call(&peer, asked, json!({"own": own})).await, said(answer), "{asked}, {own}");
+        }
     }
 }
 

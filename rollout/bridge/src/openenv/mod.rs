@@ -187,7 +187,7 @@ impl Peer for OpenEnv {
     type Episode = Episode;
 
     async fn open(&self, mut row: Map<String, Value>, queued: Queued) -> Result<(Episode, Option<String>), String> {
-        row.remove(PROMPT);
+        row.shift_remove(PROMPT);
         let (socket, data) = self.begin(row, queued).await?;
         let text = text::of_observation(&data["observation"]).map(|text| format!("\n{text}"));
         let (reward, done) = text::outcome(&data)?;

@@ -85,28 +85,42 @@ fn quoted(value: &Value) -> String {
     value.to_string().chars().take(QUOTED).collect()
 }
 
-/// The action of an environment as a tool, which is called after the title of its schema.
+/// The action of an environment as a tool, which is called after the title of its schema. The keys keep the order that
+/// the schema has.
 #[must_use]
 pub fn action(schema: &Value) -> Option<Value> {
-    let title = schema["title"].as_str().unwrap_or("act");
-    let mut name = String::new();
-    for (index, c) in title.chars().enumerate() {
-        if c.is_uppercase() && index > 0 && !name.ends_with('_') {
-            name.push('_');
-        }
-        name.push(if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '_' });
-    }
+    let name = snake_case(schema["title"].as_str().unwrap_or("act"));
     let mut parameters = schema.as_object()?.clone();
-    let description = match parameters.remove("description") {
+    let description = match parameters.shift_remove("description") {
         Some(Value::String(text)) => text,
         _ => "Acts in the environment.".to_owned(),
     };
-    parameters.remove("title");
+    parameters.shift_remove("title");
     if let Some(Value::Object(properties)) = parameters.get_mut("properties") {
-        properties.remove("metadata");
-        properties.values_mut().filter_map(Value::as_object_mut).for_each(|property| drop(property.remove("title")));
+        properties.shift_remove("metadata");
+        let properties = properties.values_mut().filter_map(Value::as_object_mut);
+        properties.for_each(|property| drop(property.shift_remove("title")));
     }
     Some(tool(&name, &description, &parameters))
+}
+
+/// The name of a class in small letters, with `_` between its words: `DoorAction` becomes `door_action`. A run of
+/// capitals is one word, and its last capital begins the next word where a small letter follows: `SQLAction` becomes
+/// `sql_action`. All that is neither letter nor digit of ASCII becomes `_`.
+fn snake_case(title: &str) -> String {
+    let mut name = String::new();
+    let mut is_in_run = false;
+    let mut rest = title.chars().peekable();
+    while let Some(c) = rest.next() {
+        let ends_run = rest.peek().is_some_and(|next| next.is_lowercase());
+        let begins_word = c.is_uppercase() && (!is_in_run || ends_run);
+        if begins_word && !name.is_empty() && !name.ends_with('_') {
+            name.push('_');
+        }
+        name.push(if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '_' });
+        is_in_run = c.is_uppercase();
+    }
+    name
 }
 
 /// The tools in the observation of `list_tools`.
@@ -136,6 +150,56 @@ mod tests {
             (Value::Null, None),
         ] {
             assert_eq!(of_observation(&observation), text, "{observation}");
+        }
+    }
+
+    #[test]
+    fn an_action_is_a_tool_whose_parameters_keep_their_order() {
+        let schema = json!({
+            "description": "Asks the database.",
+            "title": "SQLAction",
+            "type": "object",
+            "properties": {
+                "metadata": {"type": "object"},
+                "query": {"title": "Query", "type": "string", "description": "What to ask", "minLength": 1},
+                "limit": {"title": "Limit", "type": "integer", "default": 5},
+                "database": {"title": "Database", "type": "string"},
+            },
+            "required": ["query"],
+            "additionalProperties": false,
+        });
+        let parameters = json!({
+            "type": "object",
+            "properties": {
+                "query": {"type": "string", "description": "What to ask", "minLength": 1},
+                "limit": {"type": "integer", "default": 5},
+                "database": {"type": "string"},
+            },
+            "required": ["query"],
+            "additionalProperties": false,
+        });
+        let function = json!({"name": "sql_action", "description": "Asks the database.", "parameters": parameters});
+        // Objects are equal in any order; their texts are not.
+        let expected = json!({"type": "function", "function": function}).to_string();
+        assert_eq!(action(&schema).unwrap().to_string(), expected);
+    }
+
+    #[test]
+    fn the_words_of_a_class_are_told_by_its_capitals() {
+        for (title, name) in [
+            ("Guess", "guess"),
+            ("act", "act"),
+            ("DoorAction", "door_action"),
+            ("SQLAction", "sql_action"),
+            ("HTTPServerAction", "http_server_action"),
+            ("MoveXY", "move_xy"),
+            ("SQL", "sql"),
+            ("AAction", "a_action"),
+            ("Door2Action", "door2_action"),
+            ("Door_Action", "door_action"),
+            ("door action", "door_action"),
+        ] {
+            assert_eq!(snake_case(title), name, "{title}");
         }
     }
 

@@ -20,8 +20,9 @@ UNIONS = (typing.Union, getattr(types, "UnionType", typing.Union))
 # Words that end the part of a docstring before them. They count wherever they stand.
 SECTIONS = ("Args:", "Returns:", "Raises:")
 
-# The line of an argument in the section `Args:`: its indentation, name and the beginning of its description.
-ARGUMENT = re.compile(r"([ \t]*)(\w+):(.*)")
+# The line of an argument in the section `Args:`: its indentation, name and the beginning of its description. A type in
+# brackets behind the name is passed over, as transformers does: the type hint counts.
+ARGUMENT = re.compile(r"([ \t]*)(\w+)(?:[ \t]*\([^()\n]*\))?:(.*)")
 
 # The values that an argument may have, at the end of its description: the rule of transformers.
 CHOICES = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE)

@@ -16,7 +16,10 @@ use shared::{
 };
 use shared_fleet::{JoinOptions, ZenohWorker};
 
-use crate::worker::{self, Left, WorkerOptions};
+use crate::{
+    messages::{host_of, name_on},
+    worker::{self, Left, WorkerOptions},
+};
 
 /// Where a run is, and what opens its door.
 #[derive(Debug, clap::Args)]
@@ -101,10 +104,11 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let positive = |value: f64| value.is_finite() && value > 0.0;
     ensure!(args.retry_for.is_finite() && args.retry_for >= 0.0, "--retry-for {}: seconds", args.retry_for);
     ensure!(args.tokens_per_second.is_none_or(positive), "--tokens-per-second must be above 0");
+    let name = args.name.as_deref().map_or_else(|| Ok(default_name()), own_name)?;
     let stop = signals::listen(Deadlines::of(&TrainConfig::default())).context("signal handler")?;
     let cache = args.cache.clone().map_or_else(default_cache, Ok)?;
     let options = WorkerOptions {
-        name: args.name.clone().unwrap_or_else(default_name),
+        name,
         store: args.join.store.clone(),
         cache,
         threads: args.threads.map(|n| n as usize),
@@ -129,8 +133,37 @@ fn default_cache() -> anyhow::Result<PathBuf> {
     Ok(root.context("there is no home directory; name a folder with --cache")?.join("tandem").join("workers"))
 }
 
+/// The name that a user has given this worker. The run takes a name with a process for that of a host's worker, and a
+/// caller without a name for one that only asks.
+fn own_name(name: &str) -> anyhow::Result<String> {
+    ensure!(!name.is_empty(), "--name: an empty name; leave the option out, and the host gives the name");
+    ensure!(
+        host_of(name).is_none(),
+        "--name {name}: names of this form are those of workers without a --name; write {}",
+        name.replace('/', "-")
+    );
+    Ok(name.to_owned())
+}
+
 fn default_name() -> String {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = Some(host.trim()).filter(|host| !host.is_empty()).unwrap_or("worker");
-    format!("{host}/{}", std::process::id())
+    name_on(host, std::process::id())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_none_that_a_worker_without_a_name_could_have() {
+        for name in ["gpu-0", "rack/gpu-0", "gpu/"] {
+            assert_eq!(own_name(name).unwrap(), name);
+        }
+        for (name, words) in [("rack/gpu/0", "write rack-gpu-0"), ("", "leave the option out")] {
+            let error = own_name(name).unwrap_err().to_string();
+            assert!(error.starts_with("--name") && error.contains(words), "{error}");
+        }
+        assert!(own_name(&default_name()).is_err());
+    }
 }

@@ -46,6 +46,8 @@ pub struct Checks {
     share: f64,
     waiting: VecDeque<Check>,
     disputed: Vec<Check>,
+    /// Checks of versions before this one are of no use any more.
+    oldest: PolicyVersion,
     /// Leases that were made twice with the same result.
     pub agreed: u64,
     /// Leases whose check found a difference.
@@ -61,7 +63,8 @@ impl Checks {
     /// No checks yet; `share` of the leases will be checked.
     #[must_use]
     pub fn new(share: f64) -> Self {
-        Self { share, waiting: VecDeque::new(), disputed: Vec::new(), agreed: 0, disputes: 0, trouble: None }
+        let (waiting, disputed, oldest) = (VecDeque::new(), Vec::new(), PolicyVersion(0));
+        Self { share, waiting, disputed, oldest, agreed: 0, disputes: 0, trouble: None }
     }
 
     /// Takes a lease that a worker has made. The seed, the prompt, its epoch and the worker decide whether it is
@@ -76,15 +79,8 @@ impl Checks {
     ) {
         let seed = request.sampling.seed ^ 0x005e_ed0f_c4ec;
         let drawn = rng::hash(&[seed, request.prompt_id.0, request.epoch.into(), worker]) as f64 / u64::MAX as f64;
-        let one_version = |made: &Made| match made.versions[..] {
-            [(_, version)] => Some(version),
-            _ => None,
-        };
-        let Some(version) = made.first().and_then(one_version) else { return };
-        if drawn >= self.share
-            || self.waiting.len() >= MOST_WAITING
-            || !made.iter().all(|m| one_version(m) == Some(version))
-        {
+        let Some(version) = one_version(&made) else { return };
+        if drawn >= self.share || self.waiting.len() >= MOST_WAITING || version < self.oldest {
             return;
         }
         let samples = sorted(&made).iter().map(|made| made.sample).collect();
@@ -105,8 +101,12 @@ impl Checks {
         Some(check)
     }
 
-    /// Takes a lease that a second worker has made again.
+    /// Takes a lease that a second worker has made again. If newer weights were announced meanwhile and it went over to
+    /// them, its tokens prove nothing, and the check is dropped.
     pub(super) fn second(&mut self, mut check: Check, worker: u64, made: Vec<Made>, now: Instant) {
+        if self.oldest > check.version && one_version(&made) != Some(check.version) {
+            return;
+        }
         if differs(&check.made[0].1, &made).is_none() {
             self.agreed += 1;
             return;
@@ -117,14 +117,23 @@ impl Checks {
         self.disputed.push(check);
     }
 
-    /// Puts back a check that nobody has made again yet.
+    /// Puts back a check that nobody has made again yet, unless its version was forgotten.
     pub(super) fn again(&mut self, check: Check) {
-        self.waiting.push_front(check);
+        if check.version >= self.oldest {
+            self.waiting.push_front(check);
+        }
     }
 
     /// Drops checks of versions before this one: workers go over to it, so nobody can make them again.
     pub(super) fn forget_before(&mut self, version: PolicyVersion) {
+        self.oldest = version;
         self.waiting.retain(|check| check.version >= version);
+    }
+
+    /// Drops all checks and cases: the weights of their versions are made anew, and may be others.
+    pub(super) fn forget_all(&mut self) {
+        self.waiting.clear();
+        self.disputed.clear();
     }
 
     /// The cases to be decided beside the learner.
@@ -177,6 +186,16 @@ impl Checks {
         }
         wrong
     }
+}
+
+/// The version from which all tokens of these completions were sampled; none if they are of several.
+fn one_version(made: &[Made]) -> Option<PolicyVersion> {
+    let of = |made: &Made| match made.versions[..] {
+        [(_, version)] => Some(version),
+        _ => None,
+    };
+    let version = of(made.first()?)?;
+    made.iter().all(|made| of(made) == Some(version)).then_some(version)
 }
 
 fn sorted(made: &[Made]) -> Vec<&Made> {

@@ -163,6 +163,21 @@ impl Worker {
         self.edition == *edition
     }
 
+    /// Whether it has the weights of an edition in use, of whatever publication.
+    #[must_use]
+    pub fn has_weights_of(&self, edition: &Option<Edition>) -> bool {
+        let (Some(own), Some(edition)) = (&self.edition, edition) else { return false };
+        own.has_bytes_of(edition)
+    }
+
+    /// Whether it has weights in use that the learner has lost: their number is that of the announced edition, or of a
+    /// later one, and their bytes are others.
+    #[must_use]
+    pub fn has_lost_weights(&self, announced: &Option<Edition>) -> bool {
+        let (Some(own), Some(announced)) = (&self.edition, announced) else { return false };
+        own.version >= announced.version && !own.has_bytes_of(announced)
+    }
+
     /// The version that it has in use.
     #[must_use]
     pub fn version(&self) -> Option<PolicyVersion> {
@@ -208,10 +223,22 @@ impl Worker {
         }
     }
 
-    /// Steps that were given some of its completions, counted from 1.
-    pub(super) fn trained_steps(&self) -> Vec<String> {
+    /// Steps that were given some of its completions, counted from 1, in words; none if there are none.
+    pub(super) fn trained_steps(&self) -> Option<String> {
         let steps: BTreeSet<u64> = self.made.values().filter_map(|step| *step).collect();
-        steps.into_iter().map(|step| (step + 1).to_string()).collect()
+        let mut spans: Vec<(u64, u64)> = Vec::new();
+        for step in steps.into_iter().map(|step| step + 1) {
+            match spans.last_mut() {
+                Some((_, last)) if *last + 1 == step => *last = step,
+                _ => spans.push((step, step)),
+            }
+        }
+        let in_words = |(first, last): (u64, u64)| match first == last {
+            true => first.to_string(),
+            false => format!("{first} to {last}"),
+        };
+        let words: Vec<String> = spans.into_iter().map(in_words).collect();
+        (!words.is_empty()).then(|| words.join(", "))
     }
 
     pub(super) fn drop_it(&mut self, standing: Standing) {

@@ -83,6 +83,8 @@ struct Lease {
     doubled: bool,
     /// The check, where the lease is made a second time to be compared.
     check: Option<Check>,
+    /// Whether its completions may be of weights that were made anew since, and then have the number of others.
+    is_of_old_weights: bool,
 }
 
 /// The work of all workers together.
@@ -115,8 +117,8 @@ pub struct Scheduler {
     waiting: BTreeSet<(u64, u32)>,
     leases: BTreeMap<u64, Lease>,
     workers: BTreeMap<u64, Worker>,
-    /// Names of workers whose completions were wrong.
-    banned: BTreeMap<String, String>,
+    /// Names and hosts of workers whose completions were wrong, with the reasons.
+    banned: BTreeMap<pool::Banned, String>,
     finished: Vec<(FinishedSequence, Vec<RewardOutcome>)>,
     checks: Checks,
     next_number: u64,
@@ -205,6 +207,13 @@ impl Scheduler {
 
     /// Makes this the edition that workers are to sample from.
     pub fn announce(&mut self, edition: Edition) {
+        let is_anew = |known: &Edition| edition.version <= self.newest && !edition.has_bytes_of(known);
+        if self.edition.as_ref().is_some_and(is_anew) {
+            // A check knows weights by their version alone.
+            self.checks.forget_all();
+            self.leases.retain(|_, lease| lease.check.is_none());
+            self.leases.values_mut().for_each(|lease| lease.is_of_old_weights = true);
+        }
         self.checks.forget_before(edition.version);
         self.newest = self.newest.max(edition.version);
         self.edition = Some(edition);

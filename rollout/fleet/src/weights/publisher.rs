@@ -15,7 +15,7 @@ use crossbeam::channel::{Receiver, TryRecvError, bounded};
 use rollout::engine::{self, EngineError, WeightSource};
 use rollout_rounded::{RoundedError, difference, round};
 use shared::{
-    ModelConfig, RunDir, WeightManifest, WeightSender,
+    ModelConfig, PolicyVersion, RunDir, WeightManifest, WeightSender,
     channel::{
         fleet::{Difference, Edition},
         incarnation,
@@ -24,7 +24,7 @@ use shared::{
     files::atomic::named,
     model::manifest::MANIFEST_FILE,
 };
-use shared_store::{Published, Store, StoreError, Watch};
+use shared_store::{Held, Published, Store, StoreError, Watch};
 
 use super::{BASE, GiveUp, prefix, prefix_of_difference, record::Record, remove};
 
@@ -62,6 +62,8 @@ pub struct Publisher {
     trouble: Trouble,
     /// What was begun last, with how often it was sent again.
     newest: Option<(WeightSource, u32)>,
+    /// Shared with every transfer for as long as it runs.
+    running: Arc<()>,
     over: GiveUp,
 }
 
@@ -110,7 +112,17 @@ impl Publisher {
         let (bytes, trouble, over) = (Arc::default(), Trouble::default(), GiveUp::default());
         // No number of a coordinator before this one comes again: workers remember what they refused.
         let publications = incarnation() >> 1;
-        Ok(Self { sending: Arc::new(sending), publications, record, most_kept, bytes, trouble, newest: None, over })
+        Ok(Self {
+            sending: Arc::new(sending),
+            publications,
+            record,
+            most_kept,
+            bytes,
+            trouble,
+            newest: None,
+            running: Arc::default(),
+            over,
+        })
     }
 
     /// Begins to publish the newest version once more, of which the store has something else by now. Nothing if that
@@ -129,11 +141,17 @@ impl Publisher {
     }
 
     fn send(&mut self, source: WeightSource, in_use: Vec<Edition>, damaged: Option<Edition>) -> io::Result<OnItsWay> {
+        if !self.sending.versions_stay {
+            self.record.begin(source.version);
+            if let Err(error) = self.write_record() {
+                tracing::warn!("should the run be killed now, a part of a version stays in the store: {error}");
+            }
+        }
         self.publications += 1;
         let (publication, begun) = (self.publications, Instant::now());
         let (done, result) = bounded(1);
         let (sending, over, bytes) = (Arc::clone(&self.sending), self.over.clone(), Arc::clone(&self.bytes));
-        let (from, trouble) = (source.clone(), self.trouble.clone());
+        let (from, trouble, running) = (source.clone(), self.trouble.clone(), Arc::clone(&self.running));
         let job = move || {
             if let Some(damaged) = damaged {
                 sending.remove(&damaged);
@@ -141,9 +159,26 @@ impl Publisher {
             }
             let journey = Journey { sending: &sending, over: &over, bytes: &bytes, trouble: &trouble };
             let _ = done.send(journey.carry(&from, publication, &in_use));
+            drop(running);
         };
         let thread = thread::Builder::new().name("publish".into()).spawn(job)?;
         Ok(OnItsWay { source, begun, result, thread: Some(thread) })
+    }
+
+    /// Removes what was sent of versions that were never announced, because the coordinator was killed or the learner
+    /// began anew, unless something is still being sent.
+    fn clear_away(&mut self) {
+        if self.record.begun().is_empty() || Arc::strong_count(&self.running) > 1 {
+            return;
+        }
+        match self.sending.remove_begun(&self.record) {
+            Ok(()) => self.record.forget_begun(),
+            Err(error) => tracing::warn!("versions that were not announced stay in the store: {error}"),
+        }
+    }
+
+    fn write_record(&self) -> io::Result<()> {
+        self.record.write().map_err(named(self.record.path()))
     }
 
     /// Versions that the store has.
@@ -181,13 +216,14 @@ impl WeightSender for Publisher {
     }
 
     /// An edition was announced: of those in the store, the oldest go, as far as no worker of `in_use` samples from
-    /// them, and all that an earlier coordinator has left there if versions are not sent any more.
+    /// them, and all that an earlier coordinator has left there if versions are not sent any more. What was sent and
+    /// never announced goes, too.
     ///
     /// # Errors
     /// When the next coordinator cannot be told what the store has.
     fn let_go(&mut self, newest: Edition, in_use: &[Edition]) -> io::Result<()> {
         let most = match self.sending.versions_stay {
-            true if self.versions() == 0 => return Ok(()),
+            true if self.versions() == 0 && self.record.begun().is_empty() => return Ok(()),
             true => 0,
             false => {
                 self.record.note(newest);
@@ -198,7 +234,8 @@ impl WeightSender for Publisher {
             self.sending.remove(&gone);
             remove(&self.sending.rounded_at(&gone));
         }
-        self.record.write().map_err(named(self.record.path()))
+        self.clear_away();
+        self.write_record()
     }
 }
 
@@ -244,11 +281,38 @@ impl Sending {
         }
     }
 
+    /// Removes what store and host have of versions that were begun to be sent, but for the editions of the record.
+    /// The export that adapters are added to stays.
+    fn remove_begun(&self, record: &Record) -> Result<(), StoreError> {
+        let is_begun = |name: &str| record.begun().iter().any(|version| is_of(name, *version));
+        let is_known = |held: &Held| record.editions().any(|edition| is_part(held, edition));
+        for held in self.store.list(&())?.iter().filter(|held| is_begun(&held.prefix) && !is_known(held)) {
+            self.store.remove_held(held, &())?;
+            tracing::warn!("{} was not announced, and is removed from the store", held.prefix);
+        }
+        let kept: Vec<PathBuf> = record.editions().map(|edition| self.rounded_at(edition)).collect();
+        let rounded = fs::read_dir(&self.rounded_dir).into_iter().flatten().flatten();
+        let begun = rounded.filter(|entry| entry.file_name().to_str().is_some_and(is_begun));
+        begun.map(|entry| entry.path()).filter(|path| !kept.contains(path)).for_each(|path| remove(&path));
+        Ok(())
+    }
+
     /// Where an edition lies rounded on this host.
     fn rounded_at(&self, edition: &Edition) -> PathBuf {
         let hash8 = &blake3::Hash::from_bytes(edition.blake3).to_hex()[..8];
         self.rounded_dir.join(format!("{}-{hash8}", prefix(edition.version)))
     }
+}
+
+/// Whether a name is that of a version, or begins with it, as that of a difference to it does.
+fn is_of(name: &str, version: PolicyVersion) -> bool {
+    name.strip_prefix(&prefix(version)).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+}
+
+/// Whether a folder of the store is an edition, or a difference to it.
+fn is_part(held: &Held, edition: &Edition) -> bool {
+    let is_difference = |known: &Difference| held.is(&prefix_of_difference(known.from, edition.version), &known.blake3);
+    held.is(&prefix(edition.version), &edition.blake3) || edition.differences.iter().any(is_difference)
 }
 
 /// A version on its way, on the thread that carries it.
@@ -391,4 +455,131 @@ fn again<T>(
         pause *= 2;
     }
     what()
+}
+
+#[cfg(test)]
+mod tests {
+    use harness::tiny_model::{self, SMALL};
+    use shared::ModelDir;
+
+    use super::*;
+
+    /// A run directory with a model, and a store.
+    struct Place {
+        run_dir: RunDir,
+        model: ModelConfig,
+        store: Arc<Store>,
+        _folder: tempfile::TempDir,
+    }
+
+    impl Place {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let model = folder.path().join("model");
+            SMALL.write(&model, 5);
+            tiny_model::write_tokenizer(&model);
+            let model = ModelDir::open(&model).unwrap().config().clone();
+            let run_dir = RunDir::new(folder.path());
+            let store = Arc::new(Store::open(&run_dir.store().display().to_string()).unwrap());
+            Self { run_dir, model, store, _folder: folder }
+        }
+
+        /// A publisher of a coordinator that begins.
+        fn publisher(&self, versions_stay: bool) -> Publisher {
+            let sending = Sending {
+                store: Arc::clone(&self.store),
+                versions_stay,
+                model: self.model.clone(),
+                conformity_gate: false,
+                rounded: None,
+                rounded_dir: self.run_dir.rounded(),
+            };
+            Publisher::open(sending, &self.run_dir, 2).unwrap()
+        }
+
+        /// Puts something into the store, and returns its hash.
+        fn put(&self, prefix: &str, content: &str) -> [u8; 32] {
+            let file = self.run_dir.root().join("content");
+            fs::write(&file, content).unwrap();
+            self.store.publish_files(prefix, &[file], &()).unwrap().blake3
+        }
+
+        /// What the store has: prefix and hash.
+        fn held(&self) -> Vec<(String, String)> {
+            let held = self.store.list(&()).unwrap().into_iter();
+            let mut held: Vec<_> = held.map(|held| (held.prefix, held.hash8)).collect();
+            held.sort();
+            held
+        }
+    }
+
+    fn edition(version: u64, blake3: [u8; 32]) -> Edition {
+        let (version, publication) = (PolicyVersion(version), version);
+        Edition { version, publication, blake3, base: None, rounded: false, differences: Vec::new() }
+    }
+
+    fn object(prefix: &str, blake3: [u8; 32]) -> (String, String) {
+        (prefix.to_owned(), blake3::Hash::from_bytes(blake3).to_hex()[..8].to_owned())
+    }
+
+    #[test]
+    fn what_a_killed_coordinator_has_sent_and_not_announced_goes_with_the_next_announcement() {
+        let place = Place::new();
+        let known = place.put("v000003", "known");
+        let mut record = Record::open(place.run_dir.editions()).unwrap();
+        record.note(edition(3, known));
+        record.begin(PolicyVersion(4));
+        record.write().unwrap();
+        place.put("v000004", "not announced");
+        place.put("v000004-from-v000003", "a difference to it");
+        let (base, other) = (place.put("base", "of adapters"), place.put("v0000041", "of another version"));
+        let rounded = place.run_dir.rounded();
+        let [left, kept] = ["v000004-00112233", "v0000041"].map(|name| rounded.join(name));
+        [&left, &kept].into_iter().for_each(|folder| fs::create_dir_all(folder).unwrap());
+        let mut publisher = place.publisher(false);
+        publisher.record.begin(PolicyVersion(4));
+        let again = place.put("v000004", "made again");
+        let under_way = Arc::clone(&publisher.running);
+        publisher.let_go(edition(4, again), &[]).unwrap();
+        assert_eq!(place.held().len(), 6, "something is still being sent");
+        drop(under_way);
+        publisher.record.begin(PolicyVersion(5));
+        let next = place.put("v000005", "the next one");
+        publisher.let_go(edition(5, next), &[]).unwrap();
+        let stays = [("base", base), ("v000003", known), ("v000004", again), ("v0000041", other), ("v000005", next)];
+        assert_eq!(place.held(), stays.map(|(prefix, blake3)| object(prefix, blake3)));
+        assert!(!left.exists() && kept.exists());
+        let record = Record::open(place.run_dir.editions()).unwrap();
+        assert!(record.begun().is_empty() && record.editions().len() == 3);
+    }
+
+    #[test]
+    fn what_is_left_goes_when_versions_are_not_sent_any_more() {
+        let place = Place::new();
+        let mut record = Record::open(place.run_dir.editions()).unwrap();
+        record.begin(PolicyVersion(4));
+        record.write().unwrap();
+        place.put("v000004", "not announced");
+        place.publisher(true).let_go(edition(5, [5; 32]), &[]).unwrap();
+        assert!(place.held().is_empty());
+    }
+
+    #[test]
+    fn a_version_is_noted_down_before_it_is_sent() {
+        let place = Place::new();
+        let source = WeightSource { dir: place.run_dir.root().join("missing"), version: PolicyVersion(7) };
+        for (versions_stay, begun) in [(true, Vec::new()), (false, vec![PolicyVersion(7)])] {
+            let mut publisher = place.publisher(versions_stay);
+            let mut way = publisher.publish(Received { source: source.clone(), in_use: Vec::new() }).unwrap();
+            assert_eq!(Record::open(place.run_dir.editions()).unwrap().begun(), begun);
+            let result = loop {
+                if let Some(result) = way.try_join() {
+                    break result;
+                }
+                thread::sleep(Duration::from_millis(5));
+            };
+            assert!(result.is_err(), "there is no such version");
+            assert_eq!(Arc::strong_count(&publisher.running), 1);
+        }
+    }
 }

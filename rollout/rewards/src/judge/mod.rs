@@ -8,7 +8,7 @@ mod client;
 mod rubric;
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     fs,
     sync::{
         Arc, Mutex, PoisonError,
@@ -157,23 +157,30 @@ impl Judge {
         Ok(Scored { score, tokens: Some(tokens) })
     }
 
-    /// The results for some texts, in order, with some requests at once.
+    /// The results for some texts, in order, with some requests at once. Equal texts are asked about once.
     fn all(&self, texts: &[Result<String, String>], deadline: Option<Instant>) -> Vec<Result<Scored, String>> {
+        let mut seen = HashSet::new();
+        let distinct: Vec<&str> =
+            texts.iter().flatten().map(String::as_str).filter(|text| seen.insert(*text)).collect();
         let next = AtomicUsize::new(0);
         let work = || {
             let mut own = Vec::new();
-            loop {
-                let at = next.fetch_add(1, Ordering::Relaxed);
-                let Some(text) = texts.get(at) else { return own };
-                own.push((at, text.clone().and_then(|text| self.scored(&text, deadline))));
+            while let Some(text) = distinct.get(next.fetch_add(1, Ordering::Relaxed)) {
+                own.push((*text, self.scored(text, deadline)));
             }
+            own
         };
-        let mut results: Vec<(usize, Result<Scored, String>)> = thread::scope(|scope| {
-            let threads: Vec<_> = (0..self.concurrency.min(texts.len())).map(|_| scope.spawn(work)).collect();
+        let mut results: HashMap<&str, Result<Scored, String>> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..self.concurrency.min(distinct.len())).map(|_| scope.spawn(work)).collect();
             threads.into_iter().filter_map(|thread| thread.join().ok()).flatten().collect()
         });
-        results.sort_unstable_by_key(|(at, _)| *at);
-        results.into_iter().map(|(_, result)| result).collect()
+        let mut take = |text: &String| match results.get_mut(text.as_str()) {
+            None => Err("a thread that asked the judge has ended".to_owned()),
+            Some(Err(reason)) => Err(reason.clone()),
+            // Whoever comes next has it for nothing.
+            Some(Ok(scored)) => Ok(Scored { score: scored.score, tokens: scored.tokens.take() }),
+        };
+        texts.iter().map(|text| text.as_ref().map_err(String::clone).and_then(&mut take)).collect()
     }
 }
 

@@ -94,6 +94,19 @@ fn the_last_score_of_the_answer_counts_and_an_equal_text_is_asked_about_once() {
 }
 
 #[test]
+fn equal_texts_of_a_call_with_many_requests_at_once_are_asked_about_once_and_fail_together() {
+    let (address, requests) = endpoint(vec![(200, "", "score: 4"), (400, "", "no")]);
+    let (_folder, function) = judge(&address, ":concurrency=8");
+    let same = input(&["a"; 8]);
+    assert_eq!(function.reward().score(&same), vec![RewardOutcome::Score(4.0); 8]);
+    assert_eq!(requests.try_iter().count(), 1);
+    let failed = function.reward().score(&input(&["b"; 3]));
+    assert!(failed.len() == 3 && failed.iter().all(|outcome| *outcome == failed[0]), "{failed:?}");
+    reason(&failed[0]);
+    assert_eq!(requests.try_iter().count(), 1);
+}
+
+#[test]
 fn a_busy_endpoint_is_asked_again_and_a_refusal_is_a_failure_and_no_score() {
     let busy = vec![(503, "", "busy"), (429, "retry-after: 0\r\n", "slow down"), (200, "", "Score: 3")];
     let (address, requests) = endpoint(busy);

@@ -161,9 +161,13 @@ fn writing_is_refused_by_name_but_in_the_temporary_folder_and_where_it_is_allowe
     assert_fails(&python(folder.path(), &removed, |_| {}), &["Error: [Errno ", "`reward_writable`"]);
     assert!(kept.exists());
 
-    let own = "command:run=read -r line; echo x > $TMPDIR/x && cp $TMPDIR/x $XDG_CACHE_HOME/y && echo [1]; sleep 1000";
-    let own = function(folder.path(), own, |_| {});
-    let folders = || fs::read_dir(env::temp_dir()).unwrap().flatten().filter(|e| e.path().join("y").exists()).count();
+    // Nobody else has a file of this name in a temporary folder.
+    let name = format!("written-by-{}", std::process::id());
+    let own = format!(
+        "command:run=read -r line; echo x > $TMPDIR/x && cp $TMPDIR/x $XDG_CACHE_HOME/{name} && echo [1]; sleep 1000"
+    );
+    let own = function(folder.path(), &own, |_| {});
+    let folders = || fs::read_dir(env::temp_dir()).unwrap().flatten().filter(|e| e.path().join(&name).exists()).count();
     assert_eq!(outcome(&own, "a"), ONE);
     assert_eq!(folders(), 1);
     drop(own);

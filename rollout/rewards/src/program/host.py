@@ -280,13 +280,13 @@ def answer_of(completion, in_messages):
 
 
 def opened(prompt, completion):
-    """A prompt with the text of the completion's environment behind the last user message, as the policy saw it."""
+    """A prompt with the text of the completion's environment as the policy saw it: behind the last message of the user,
+    else behind the last one of all."""
     opening = completion.get("opening")
-    if opening and isinstance(prompt, list):
-        for message in reversed(prompt):
-            if message.get("role") == "user":
-                message["content"] = joined_content(message.get("content"), opening)
-                break
+    if opening and prompt and isinstance(prompt, list):
+        of_user = [message for message in prompt if message.get("role") == "user"]
+        message = (of_user or prompt)[-1]
+        message["content"] = joined_content(message.get("content"), opening)
     return prompt
 
 

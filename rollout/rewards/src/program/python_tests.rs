@@ -273,6 +273,26 @@ fn a_conversation_with_tools_is_its_messages_with_the_owner_of_each_token() {
 }
 
 #[test]
+fn the_words_of_an_environment_follow_the_last_message_of_the_user_else_the_last_one() {
+    let place = Folder::new();
+    let function = "def f(prompts, completions, **kwargs):\n    \
+                    return [float([m['content'] for m in prompt] == ['a', 'b go']) for prompt in prompts]\n";
+    place.write("opened.py", function);
+    let message = |role: &str, content: &str| json!({"role": role, "content": content});
+    for (prompt, right) in [
+        ([message("user", "a"), message("user", "b")], 1.0),
+        ([message("developer", "a"), message("system", "b")], 1.0),
+        ([message("user", "a"), message("system", "b")], 0.0),
+    ] {
+        let mut input = input("", &["c"], &json!({}));
+        input.messages = Some(prompt.into());
+        let conversation = Conversation { messages: vec![message("assistant", "c")], opening: Some(" go".to_owned()) };
+        input.completions[0].conversation = Some(std::sync::Arc::new(conversation));
+        assert_eq!(scores(&place.load("opened.py:f").unwrap(), input, 60.0), numbers(&[right]));
+    }
+}
+
+#[test]
 fn what_a_function_logs_comes_with_its_scores() {
     let place = Folder::new();
     let logged = |name: &str| place.function(name).reward().score_and_log(&two());

@@ -56,8 +56,8 @@ impl Reward for Relative {
         Scope::Group
     }
 
-    fn correct_at(&self) -> f64 {
-        0.5
+    fn stated_correct_at(&self) -> Option<f64> {
+        Some(0.5)
     }
 }
 

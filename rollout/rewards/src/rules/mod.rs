@@ -39,8 +39,8 @@ where
         input.completions.iter().map(|completion| (self.score)(input, completion)).collect()
     }
 
-    fn correct_at(&self) -> f64 {
-        self.correct_at
+    fn stated_correct_at(&self) -> Option<f64> {
+        Some(self.correct_at)
     }
 
     fn extract(&self) -> Option<&Extract> {

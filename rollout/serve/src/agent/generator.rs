@@ -10,16 +10,20 @@ use std::{
 
 use crossbeam::channel::{Receiver, Sender, unbounded};
 use rollout::{
-    conversation::Conversation,
+    conversation::{Conversation, Limits},
     data::PromptRow,
     engine::{
         EngineError, FinishedSequence, GivenLogprob, GroupRequest, LoadedAdapter, Output, Request, SwapReport,
         WeightSource,
     },
     generate::{Conversed, Generate, Next, PairGenerator, Work},
-    turns::{conversed, prompts, sampled},
+    turns::{
+        conversed,
+        prompts::{self, RoomRemark},
+        sampled,
+    },
 };
-use shared::{EpisodeEnd, Exchange, FinishReason, PolicyVersion, RewardOutcome};
+use shared::{EpisodeEnd, Exchange, FinishReason, PolicyVersion, RewardOutcome, config::RAISE_MAX_MODEL_LEN};
 use tokio::sync::Notify;
 
 use super::{Outcome, Place, Said, Sample, Samples, Starter, path::Path, verdict::judged};
@@ -67,6 +71,8 @@ pub struct Agents {
 struct Counts {
     overridden: u64,
     branches: u64,
+    /// On prompts that take the room of completions.
+    room: RoomRemark,
 }
 
 /// The server of the endpoint, which ends with the generator.
@@ -196,6 +202,9 @@ impl Agents {
         let waited_seconds = seconds.saturating_sub(record.sampled).as_secs_f64();
         let sum = |of: fn(&Path) -> u32| record.paths.iter().map(of).sum::<u32>();
         let (calls, recomputed) = (sum(|path| path.calls), sum(|path| path.recomputed));
+        let of_row = &group.request.prompt_ids;
+        let written = record.paths.iter().filter_map(|path| path.written(of_row)).max();
+        self.counts.look_at_room(written, self.samples.limits());
         let mut conversations: Vec<Conversation> = record.paths.into_iter().map(|path| path.conversation).collect();
         let first = |one: &Conversation| one.prompt_ids().first().copied();
         let is_shared = conversations.iter().all(|one| begins_alike(&mut group.first, first(one)));
@@ -244,6 +253,21 @@ impl Counts {
         self.overridden += u64::from(overridden);
         self.branches += paths.saturating_sub(1) as u64;
     }
+
+    /// Tells, once, of a prompt that takes the room of completions. `written` are the tokens of the longest prompt that
+    /// the agent has written.
+    fn look_at_room(&mut self, written: Option<usize>, limits: Limits) {
+        let remark = written.and_then(|tokens| crowded(tokens, limits));
+        if let Some(remark) = self.room.first(remark) {
+            tracing::warn!("{remark}");
+        }
+    }
+}
+
+/// A remark on a prompt of so many tokens, where it leaves less room than a completion may take.
+fn crowded(prompt: usize, limits: Limits) -> Option<String> {
+    let rest = prompts::little_room(prompt, limits, "let the agent ask with less")?;
+    Some(format!("an agent asked with a prompt of {prompt} tokens. {rest}"))
 }
 
 /// Why the conversations of a sample, which has `most` tokens at most, cannot be trained on.
@@ -255,8 +279,8 @@ fn why_unusable(conversations: &[Conversation], most: usize) -> Option<String> {
     let all: usize = conversations.iter().map(tokens).sum();
     (conversations.len() > 1 && all > most).then(|| {
         format!(
-            "the {} conversations of the agent have {all} tokens together, more than the learner takes at once: raise \
-             `max_model_len` ({most})",
+            "the {} conversations of the agent have {all} tokens together, more than the learner takes at once: \
+             {RAISE_MAX_MODEL_LEN} ({most})",
             conversations.len()
         )
     })
@@ -373,7 +397,7 @@ impl PairGenerator for Agents {
     }
 
     fn close(&mut self) {
-        let Counts { overridden, branches } = self.counts;
+        let Counts { overridden, branches, .. } = self.counts;
         if overridden + branches > 0 {
             tracing::info!(
                 "agents: {overridden} requests with values of sampling of their own, which were overridden; {branches} \
@@ -388,6 +412,16 @@ impl PairGenerator for Agents {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_prompt_that_takes_the_room_of_completions_is_told_of_with_the_options() {
+        let limits = Limits { max_completion_length: 40, max_model_len: 100, max_tool_calling_iterations: None };
+        assert_eq!(crowded(60, limits), None);
+        let told = crowded(61, limits).unwrap();
+        for words in ["of 61 tokens", "`max_model_len` (100) leaves 39", "`max_completion_length` (40)"] {
+            assert!(told.contains(words), "{told}");
+        }
+    }
 
     #[test]
     fn a_silent_agent_says_nothing_of_how_prompts_begin() {

@@ -25,6 +25,8 @@ pub struct Path {
     pub(super) seed: u64,
     /// Whether it begins with the prompt of its row.
     pub(super) is_of_row: bool,
+    /// Whether it goes on from within another path. So what was sampled there is a part of its prompt.
+    pub(super) is_branch: bool,
     /// Whether token ids continued it, so that it has no messages to be recognised by.
     pub(super) is_of_ids: bool,
     /// Whether a turn of it is being sampled.
@@ -64,6 +66,13 @@ impl Path {
         let after_prompt = &self.said[self.conversation.prompt().len()..kept];
         let turns = after_prompt.iter().filter(|said| said.is_of_policy()).count();
         self.conversation.forked(dialogue, turns)
+    }
+
+    /// How many tokens the prompt has that its agent has written. None of a branch, and of the prompt of the row, which
+    /// was looked over with the dataset.
+    pub fn written(&self, of_row: &[u32]) -> Option<usize> {
+        let prompt = self.conversation.prompt_ids();
+        (!self.is_branch && prompt[..] != *of_row).then(|| prompt.len())
     }
 
     /// What orders the paths of a sample, whoever was first: that of the row's own prompt, then by their tokens.

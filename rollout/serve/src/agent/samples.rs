@@ -219,6 +219,8 @@ impl Sample {
             "top_p" => own.top_p != run.top_p,
             "min_p" => own.min_p != run.min_p,
             "repetition_penalty" => own.repetition_penalty != run.repetition_penalty,
+            "presence_penalty" => own.presence_penalty != run.presence_penalty,
+            "frequency_penalty" => own.frequency_penalty != run.frequency_penalty,
             _ => own.ignore_eos != run.ignore_eos,
         };
         let is_other = asked.named.iter().any(is_other) || asked.seed.is_some();
@@ -259,6 +261,7 @@ impl Sample {
                 let forks = record.paths.iter().filter_map(|path| Some((path.common(&asked)?, path)));
                 let fork = forks.max_by_key(|(kept, path)| (*kept, Reverse(path.order())));
                 let fork = fork.and_then(|(kept, path)| Some((kept, path.forked(dialogue, kept)?)));
+                let is_branch = fork.is_some();
                 let (conversation, room) = match fork {
                     Some((kept, mut conversation)) => {
                         let onward = conversation.went_on(dialogue, messages[kept..].to_vec());
@@ -279,7 +282,7 @@ impl Sample {
                 }
                 let is_of_row = said == *self.prompt;
                 let path = self.path(&mut record, conversation, (tools, session), is_of_row);
-                (path, Vec::new(), room)
+                (Path { is_branch, ..path }, Vec::new(), room)
             }
         };
         Ok(self.turn(dialogue, &mut record, (at, Path { said, ..path }), (next, room), is_overridden))
@@ -320,7 +323,10 @@ impl Sample {
                     return Err(too_long("token_ids", dialogue));
                 }
                 let is_of_row = *ids == *self.request.prompt_ids;
-                (None, self.path(&mut record, conversation, (&[], None), is_of_row), Vec::new(), room)
+                // Ids that begin as another path are its history, told in another way.
+                let is_branch = record.paths.iter().any(|path| ids.starts_with(path.conversation.prompt_ids()));
+                let path = self.path(&mut record, conversation, (&[], None), is_of_row);
+                (None, Path { is_branch, ..path }, Vec::new(), room)
             }
         };
         let path = Path { is_of_ids: true, ..path };
@@ -359,6 +365,7 @@ impl Sample {
             state: None,
             seed,
             is_of_row,
+            is_branch: false,
             is_of_ids: false,
             is_busy: false,
         }
@@ -396,8 +403,8 @@ impl Sample {
 fn too_long(field: &str, dialogue: &Dialogue) -> ApiError {
     let limits = dialogue.limits();
     let message = format!(
-        "this run's maximum context length is {} tokens, and at most {} of them after the first prompt \
-         (`max_completion_length`); the request leaves no room for an answer",
+        "this run's maximum context length is {} tokens (`max_model_len`), and at most {} of them after the first \
+         prompt (`max_completion_length`); the request leaves no room for an answer",
         limits.max_model_len, limits.max_completion_length
     );
     ApiError::too_long(field, message)

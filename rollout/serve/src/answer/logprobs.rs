@@ -10,7 +10,8 @@ pub struct Entry {
     pub id: u32,
     /// What it is called by itself: its text, or its id.
     pub token: String,
-    /// The text that is certain with it, or its id. The texts of all tokens are the whole text.
+    /// The text that is certain with it, or its id. The texts of all tokens are the text that was drawn, including a
+    /// stop string that ended it.
     pub text: String,
     /// None for the first token of a prompt.
     pub logprob: Option<f64>,

@@ -281,6 +281,79 @@ fn a_call_as_its_family_writes_it_may_come_and_nothing_else() {
     }
 }
 
+/// Calls follow their schemas to the letter, as other answers do, or do not come.
+#[test]
+fn a_schema_that_would_not_be_followed_is_refused_by_the_name_of_its_tool() {
+    let object = |argument: Value| json!({ "type": "object", "properties": { "a": argument } });
+    let either = object(json!({ "oneOf": [{ "type": "integer" }, { "type": "number" }] }));
+    let mut lenient = object(json!({ "type": "integer" }));
+    lenient["x-guidance"] = json!({ "lenient": true });
+    let mut coerced = either.clone();
+    coerced["x-guidance"] = json!({ "coerce_one_of": true });
+    for number in [0, 4, 6] {
+        let world = World::new(FORMATS[number].1, FORMATS[number].2);
+        let read = |parameters: &Value, choice: Value| {
+            let tool = json!({ "function": { "name": "g3", "parameters": parameters } });
+            world.read(&json!({ "tools": [{ "function": { "name": "now" } }, tool], "tool_choice": choice }))
+        };
+        for (parameters, words) in [
+            (object(json!({ "type": "integer", "maximun": 5 })), "`maximun` is no keyword"),
+            (object(json!({ "type": "integer", "minimum": (1u64 << 53) + 1 })), "would be rounded"),
+            (object(json!({ "type": "array", "items": { "type": "integer" }, "uniqueItems": true })), "uniqueItems"),
+            (lenient.clone(), "would follow the schema in part"),
+            (either.clone(), "{\"coerce_one_of\": true}"),
+        ] {
+            let error = read(&parameters, "required".into()).map(drop).unwrap_err();
+            assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some("tools")), "{error:?}");
+            let begin = "`tools`: the parameters of `g3`: ";
+            assert!(error.message.starts_with(begin) && error.message.contains(words), "{number}: {}", error.message);
+            let other = json!({ "type": "function", "function": { "name": "now" } });
+            assert!(read(&parameters, other).is_ok() && read(&parameters, "auto".into()).is_ok(), "{parameters}");
+        }
+        // The way out that is named.
+        read(&coerced, "required".into()).map(drop).unwrap_or_else(|error| panic!("{number}: {error:?}"));
+    }
+}
+
+/// Formats that write each argument alone leave the rest of a schema out.
+#[test]
+fn a_tool_is_not_blamed_for_parts_of_its_schema_that_its_format_does_not_write() {
+    let unique = json!({ "type": "array", "items": { "type": "integer" }, "uniqueItems": true });
+    let object = |argument: &Value| json!({ "type": "object", "properties": { "a": argument } });
+    let mut loose = object(&json!({ "type": "integer" }));
+    loose["additionalProperties"] = unique.clone();
+    let tool = |name: &str, parameters: &Value| json!({ "function": { "name": name, "parameters": parameters } });
+    for number in [4, 6] {
+        let world = World::new(FORMATS[number].1, FORMATS[number].2);
+        let mut asked = json!({ "tools": [tool("g1", &loose)], "tool_choice": "required" });
+        world.read(&asked).map(drop).unwrap_or_else(|error| panic!("{number}: {error:?}"));
+        asked["tools"] = json!([tool("g1", &loose), tool("g2", &object(&unique))]);
+        let error = world.read(&asked).map(drop).unwrap_err();
+        let begin = "`tools`: the parameters of `g2`: ";
+        assert!(error.message.starts_with(begin) && error.message.contains("uniqueItems"), "{number}: {error:?}");
+    }
+}
+
+#[test]
+fn tools_that_are_too_long_are_refused_before_they_are_looked_into() {
+    let world = World::new(FORMATS[0].1, FORMATS[0].2);
+    let unique = json!({ "type": "array", "items": { "type": "integer" }, "uniqueItems": true });
+    let tool = |name: &str, title: usize| {
+        let parameters =
+            json!({ "type": "object", "properties": { "a": unique, "b": { "title": "a".repeat(title) } } });
+        json!({ "function": { "name": name, "parameters": parameters } })
+    };
+    for (tools, begin) in [
+        ([tool("g1", 9), tool("g2", 300_000)], "`tools`: the parameters of `g2`: it has 300"),
+        ([tool("g1", 200_000), tool("g2", 200_000)], "`tools`: it has 40"),
+    ] {
+        let error = world.read(&json!({ "tools": tools, "tool_choice": "required" })).map(drop).unwrap_err();
+        let is_bound_told = error.message.contains("bytes, and a grammar may have 262144");
+        assert!(error.message.starts_with(begin) && is_bound_told, "{error:?}");
+        assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some("tools")), "{error:?}");
+    }
+}
+
 #[test]
 fn what_cannot_be_made_to_come_is_refused_by_its_name() {
     let world = World::new(FORMATS[0].1, &[]);

@@ -1,6 +1,7 @@
 //! What an answer may be: OpenAI's `response_format` and vLLM's `structured_outputs`.
 
 use rollout::commands::constraint::Grammar;
+use rollout_constraint::{check_length, fault_of_schemas};
 use serde_json::{Value, json};
 use shared_bounds::KeysOnce;
 
@@ -24,6 +25,32 @@ pub struct Asked {
     pub field: &'static str,
     /// The grammar.
     pub grammar: Grammar,
+    /// Of calls that must come, the grammar of each tool alone, in Lark, with the name of the tool.
+    pub parts: Vec<(String, String)>,
+}
+
+impl Asked {
+    /// What one field alone says.
+    fn of_field(field: &'static str, grammar: Grammar) -> Self {
+        Self { field, grammar, parts: Vec::new() }
+    }
+
+    /// The error of a grammar that cannot be followed. It names the tool whose parameters are the reason.
+    #[must_use]
+    pub fn refused(&self, reason: &str) -> ApiError {
+        // A grammar that is too long is not looked into.
+        let parts: &[(String, String)] = if check_length(&self.grammar).is_ok() { &self.parts } else { &[] };
+        match parts.iter().find_map(|(name, part)| Some((name, fault_of_schemas(part)?))) {
+            Some((name, fault)) => of_parameters(name, &fault),
+            None => ApiError::field(self.field, format!("`{}`: {reason}", self.field)),
+        }
+    }
+}
+
+/// The error of parameters that cannot be followed, by the name of their tool.
+#[must_use]
+pub fn of_parameters(name: &str, reason: &str) -> ApiError {
+    ApiError::field("tools", format!("`tools`: the parameters of `{name}`: {reason}"))
 }
 
 /// Takes both fields.
@@ -36,8 +63,8 @@ pub fn take(fields: &mut Fields) -> Result<Option<Asked>, ApiError> {
             return Err(ApiError::field(old, format!("`{old}` is not taken any more, as in vLLM; use {new}")));
         }
     }
-    let format = response_format(fields)?.map(|grammar| Asked { field: "response_format", grammar });
-    let outputs = structured_outputs(fields)?.map(|grammar| Asked { field: "structured_outputs", grammar });
+    let format = response_format(fields)?.map(|grammar| Asked::of_field("response_format", grammar));
+    let outputs = structured_outputs(fields)?.map(|grammar| Asked::of_field("structured_outputs", grammar));
     if format.is_some() && outputs.is_some() {
         let message =
             "`structured_outputs` and `response_format` both say what the answer may be: leave one of them out";

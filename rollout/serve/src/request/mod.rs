@@ -43,16 +43,14 @@ const IGNORED: [&str; 12] = [
 type Neutral = (&'static str, fn(&Value) -> bool);
 
 /// Fields that are not supported and that clients send anyway, with values that ask for nothing.
-const NEUTRAL: [Neutral; 14] = [
+const NEUTRAL: [Neutral; 12] = [
     ("bad_words", is_empty),
-    ("frequency_penalty", is_zero),
     ("include_reasoning", Value::is_boolean),
     ("include_stop_str_in_output", is_false),
     ("length_penalty", is_one),
     ("logit_bias", is_empty),
     ("min_tokens", is_zero),
     ("modalities", |value| value.as_array().is_some_and(|kinds| kinds.iter().all(|kind| kind == "text"))),
-    ("presence_penalty", is_zero),
     ("prompt_logprobs", |_| false),
     ("skip_special_tokens", is_true),
     ("suffix", is_empty),

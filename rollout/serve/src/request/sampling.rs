@@ -27,9 +27,20 @@ const MOST_STOP_TOKENS: usize = 1024;
 const LEAST_TEMPERATURE: f32 = 1e-3;
 /// Repetition penalties.
 const PENALTIES: RangeInclusive<f32> = 0.01..=100.0;
+/// OpenAI's penalties.
+const DEDUCTIONS: RangeInclusive<f32> = -2.0..=2.0;
 
 /// Fields that say by which values tokens are drawn.
-const VALUES: [&str; 6] = ["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "ignore_eos"];
+const VALUES: [&str; 8] = [
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "ignore_eos",
+];
 
 /// How completions are made.
 #[derive(Debug, Clone)]
@@ -97,6 +108,8 @@ impl Sampling {
             top_p: fields.take("top_p")?.unwrap_or(1.0),
             min_p: fields.take("min_p")?.filter(|min_p: &f32| *min_p != 0.0),
             repetition_penalty: fields.take("repetition_penalty")?.unwrap_or(1.0),
+            presence_penalty: fields.take("presence_penalty")?.unwrap_or(0.0),
+            frequency_penalty: fields.take("frequency_penalty")?.unwrap_or(0.0),
             stop,
             ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
             ..defaults
@@ -109,9 +122,15 @@ impl Sampling {
             let message = format!("`temperature` must be 0 or at least {LEAST_TEMPERATURE}");
             return Err(ApiError::field("temperature", message));
         }
-        if !PENALTIES.contains(&params.repetition_penalty) {
-            let message = format!("`repetition_penalty` must be {} to {}", PENALTIES.start(), PENALTIES.end());
-            return Err(ApiError::field("repetition_penalty", message));
+        for (name, value, range) in [
+            ("repetition_penalty", params.repetition_penalty, PENALTIES),
+            ("presence_penalty", params.presence_penalty, DEDUCTIONS),
+            ("frequency_penalty", params.frequency_penalty, DEDUCTIONS),
+        ] {
+            if !range.contains(&value) {
+                let message = format!("`{name}` must be {} to {}", range.start(), range.end());
+                return Err(ApiError::field(name, message));
+            }
         }
         let stop_token_ids = stop_token_ids(fields, vocab_size)?;
         let (seed, grammar) = (seed(fields)?, grammar::take(fields)?);
@@ -121,11 +140,11 @@ impl Sampling {
     /// Compiles the grammar that is asked for. This takes a while: it is no work for the engine's thread.
     ///
     /// # Errors
-    /// A grammar that cannot be followed, by the name of its field.
+    /// A grammar that cannot be followed, by the name of its field, and of the tool whose parameters are the reason.
     pub fn compile(&mut self, grammars: &Grammars, start: Start) -> Result<(), ApiError> {
-        let Some(grammar::Asked { field, grammar }) = &self.grammar else { return Ok(()) };
-        let compiled = grammars.compile(field, grammar, start);
-        self.constraint = Some(compiled.map_err(|reason| ApiError::field(field, format!("`{field}`: {reason}")))?);
+        let Some(asked) = &self.grammar else { return Ok(()) };
+        let compiled = grammars.compile(asked.field, &asked.grammar, start);
+        self.constraint = Some(compiled.map_err(|reason| asked.refused(&reason))?);
         Ok(())
     }
 

@@ -32,13 +32,15 @@ fn fields_are_taken_with_the_defaults_of_openai() {
     assert_eq!((params.temperature, params.top_p, params.top_k, params.min_p), (1.0, 1.0, 0, None));
     let all = json!({
         "model": "parrot", "max_tokens": 7, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "n": 2,
-        "best_of": 2, "stop": "x", "seed": -1, "repetition_penalty": 1.5, "ignore_eos": true, "stop_token_ids": [5, 4],
+        "best_of": 2, "stop": "x", "seed": -1, "repetition_penalty": 1.5, "presence_penalty": 0.5,
+        "frequency_penalty": -2, "ignore_eos": true, "stop_token_ids": [5, 4],
         "stream": true, "stream_options": { "include_usage": true }, "logprobs": 0, "return_token_ids": true,
     });
     let read = completion(&all).unwrap();
     let params = &read.sampling.params;
     assert_eq!((read.prompts[0].max_tokens, read.sampling.n, read.sampling.seed), (7, 2, Some(u64::MAX)));
     assert_eq!((params.temperature, params.top_p, params.top_k, params.min_p), (0.5, 0.9, 3, Some(0.1)));
+    assert_eq!((params.presence_penalty, params.frequency_penalty), (0.5, -2.0));
     assert_eq!((params.repetition_penalty, params.ignore_eos, &params.stop[..]), (1.5, true, &["x".to_owned()][..]));
     assert_eq!(read.sampling.stop_token_ids, [4, 5]);
     assert!(read.streaming.include_usage && read.return_token_ids && read.tokens_as_ids);
@@ -67,8 +69,9 @@ fn what_would_change_the_answer_is_refused_by_its_name_and_what_would_not_is_ign
         "tool_choice": "auto", "store": false, "service_tier": "auto", "continue_final_message": false }))
     .unwrap();
     for (field, value) in [
-        ("presence_penalty", json!(0.5)),
-        ("frequency_penalty", json!(-1)),
+        ("presence_penalty", json!(2.5)),
+        ("presence_penalty", json!("a")),
+        ("frequency_penalty", json!(-2.1)),
         ("logit_bias", json!({ "5": 1 })),
         ("suffix", json!("x")),
         ("min_tokens", json!(1)),

@@ -1,6 +1,9 @@
 //! What a conversation says of tools: which there are, the calls of earlier turns, and the replies to them.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    slice,
+};
 
 use rollout::{commands::constraint::Grammar, data::Tokenizer};
 use serde_json::{Map, Value};
@@ -49,17 +52,31 @@ impl Calling {
     /// The grammar of answers that call one of these tools; several calls may come where they may be parallel.
     ///
     /// # Errors
-    /// A format without a grammar, or parameters of a tool that the format cannot follow.
+    /// Parameters of a tool that would be followed in part, a format without a grammar, or parameters that the format
+    /// cannot follow.
     pub fn must_call(&self, tools: &[Value], tokenizer: &Tokenizer) -> Result<grammar::Asked, ApiError> {
+        for (name, schema) in tools.iter().filter_map(parameters) {
+            rollout_constraint::check_schema(schema).map_err(|reason| grammar::of_parameters(name, &reason))?;
+        }
         let is_special = |mark: &str| {
             let ids = tokenizer.encode(mark, false).unwrap_or_default();
             matches!(ids[..], [id] if tokenizer.special_text(id).is_some_and(|text| text == mark))
         };
         let may_think = tokenizer.template().is_some_and(|template| self.format.thinks(template));
-        let must = MustCall { tools, several: self.parallel, may_think };
-        let grammar = self.format.grammar(&self.prompt, must, &is_special);
-        let grammar = grammar.map_err(|fault| ApiError::field("tool_choice", format!("`tool_choice`: {fault}")))?;
-        Ok(grammar::Asked { field: "tools", grammar: Grammar::Lark(grammar) })
+        let grammar_of = |tools: &[Value]| {
+            let must = MustCall { tools, several: self.parallel, may_think };
+            let grammar = self.format.grammar(&self.prompt, must, &is_special);
+            grammar.map_err(|fault| ApiError::field("tool_choice", format!("`tool_choice`: {fault}")))
+        };
+        let grammar = Grammar::Lark(grammar_of(tools)?);
+        // A format may leave parts of a schema out, so a tool's own grammar has the schemas that are really followed.
+        let mut parts = Vec::new();
+        for tool in tools {
+            if let Some((name, _)) = parameters(tool) {
+                parts.push((name.to_owned(), grammar_of(slice::from_ref(tool))?));
+            }
+        }
+        Ok(grammar::Asked { field: "tools", grammar, parts })
     }
 
     /// A reader for an answer.
@@ -167,6 +184,13 @@ fn name_of(tool: &Value) -> Result<&str, String> {
         }
         _ => Ok(name),
     }
+}
+
+/// The name of a tool, and its parameters; of a tool without any, nothing.
+fn parameters(tool: &Value) -> Option<(&str, &Value)> {
+    let function = tool.get("function").unwrap_or(tool);
+    let schema = function.get("parameters").filter(|schema| !schema.is_null())?;
+    Some((function["name"].as_str()?, schema))
 }
 
 fn is_schema_of_object(schema: &Value) -> bool {

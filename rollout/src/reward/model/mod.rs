@@ -108,8 +108,8 @@ impl Reward for ModelReward {
         1
     }
 
-    fn correct_at(&self) -> f64 {
-        0.0
+    fn stated_correct_at(&self) -> Option<f64> {
+        Some(0.0)
     }
 }
 

@@ -18,7 +18,7 @@ use super::{
     Hosts, Live, Patience, Rewards,
     live::{At, end_of_failure},
     patience::{Pace, Verdict},
-    prompts,
+    prompts::{self, RoomRemark},
 };
 use crate::{
     conversation::{After, Dialogue, Onward},
@@ -50,6 +50,8 @@ pub struct Conversing {
     /// Ended conversations that have not been taken.
     ended: HashMap<(u64, u32), Conversed>,
     next: u64,
+    /// On first words of an environment that take the room of completions.
+    room_remark: RoomRemark,
 }
 
 /// A group whose conversations go on.
@@ -98,6 +100,7 @@ impl Conversing {
             outputs: Vec::new(),
             ended: HashMap::new(),
             next: 0,
+            room_remark: RoomRemark::default(),
         }
     }
 
@@ -200,13 +203,14 @@ impl Conversing {
             Ok(ids) => ids,
             Err(reason) => return self.give_up(sample, EpisodeEnd::EnvironmentFailed, reason),
         };
-        let (length, most) = (prompt_ids.len(), self.dialogue.limits().max_model_len);
-        if length >= most {
-            let reason = format!(
-                "the prompt with the environment's first words has {length} tokens, which leave no room within \
-                 `max_model_len` ({most})"
-            );
+        let (length, limits) = (prompt_ids.len(), self.dialogue.limits());
+        if let Some(reason) = prompts::without_room(length, limits) {
+            tracing::warn!("{reason}");
             return self.give_up(sample, EpisodeEnd::EnvironmentFailed, reason);
+        }
+        let remark = prompts::crowded(group.prompt.prompt_ids.len(), length, limits);
+        if let Some(remark) = self.room_remark.first(remark) {
+            tracing::warn!("{remark}");
         }
         let conversation = self.dialogue.begin(messages, &group.beginning.tools, prompt_ids.clone());
         let live = self.live.get_mut(&sample).expect("it is heard of live conversations alone");

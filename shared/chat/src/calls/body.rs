@@ -31,12 +31,12 @@ pub(super) fn read<'a>(
         (Format::Lfm25, _) => pythonic::read(body, closed)?,
         (Format::Qwen, _) => {
             let mut call: Map<String, Value> = serde_json::from_str(body).ok()?;
-            let arguments = match call.remove("arguments") {
+            let arguments = match call.shift_remove("arguments") {
                 // Llama's key: its values are meant, and a call without any would run.
                 None if call.contains_key("parameters") => return None,
                 arguments => arguments.unwrap_or_default(),
             };
-            let name = call.remove("name")?;
+            let name = call.shift_remove("name")?;
             let mut found = one(name.as_str()?, arguments, true);
             found.calls[0].more = call;
             found

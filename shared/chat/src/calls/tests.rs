@@ -166,6 +166,14 @@ fn forms_that_models_write_beside_those_of_their_templates_are_read() {
     assert_eq!(cut("so <|tool_call_start|>[f(a='x'"), Some(("so".into(), 1)));
 }
 
+#[test]
+fn what_a_call_has_beside_name_and_arguments_keeps_its_order() {
+    let text = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}, \"x\": 1, \"y\": 2, \"z\": 3}</tool_call>";
+    let turn = parse(Format::Qwen, "", text, &Tools::default()).unwrap();
+    let keys: Vec<&str> = turn.calls[0].more.keys().map(String::as_str).collect();
+    assert_eq!(keys, ["x", "y", "z"]);
+}
+
 /// Templates as small as can be, each with the calls of its family.
 const TEMPLATES: [(Format, &str, &str); 8] = [
     (

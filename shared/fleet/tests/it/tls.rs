@@ -202,6 +202,10 @@ fn flags_that_do_not_fit_are_refused_before_anybody_is_asked() {
         "--tls-ca has no effect with --join tcp/127.0.0.1:1: join tls/…, or leave it out"
     );
     assert_eq!(
+        check(to("tcp/127.0.0.1:0")),
+        "--join tcp/127.0.0.1:0: nobody listens at port 0; write the port of the run's `listen`"
+    );
+    assert_eq!(
         check(JoinOptions { certificate: Some(certificate), ..to("tls/127.0.0.1:1") }),
         "--tls-certificate and --tls-private-key belong together; give both"
     );

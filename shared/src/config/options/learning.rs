@@ -128,8 +128,21 @@ macro_rules! learning {
             also(&["clip_ratio_high", "eps_clip_high"]), at_least(0.0);
         /// Cap of the unclipped ratio (two-sided clipping, INTELLECT-2).
         delta: Option<f64> = None, absent("none"), trl, above(0.0);
-        /// Dual clip of `loss_type` vanilla: bound of the loss of tokens with a negative advantage.
+        /// Dual clip of `loss_type` vanilla: bound of the loss of tokens with a negative advantage. Of dppo_tv and
+        /// dppo_kl: the largest ratio that weighs a log-prob.
         clip_ratio_c: f64 = 3.0, source("verl `clip_ratio_c`"), above(1.0), because("it bounds a ratio");
+        /// Share of the tokens of a minibatch that clip_cov drops; one at least.
+        clip_cov_ratio: f64 = 0.0002, source("verl `clip_cov_ratio`"), above(0.0), at_most(1.0);
+        /// Covariance above which clip_cov may drop a token.
+        clip_cov_lb: f64 = 1.0, source("verl `clip_cov_lb`"), at_least(-1e9);
+        /// Covariance below which clip_cov may drop a token.
+        clip_cov_ub: f64 = 5.0, source("verl `clip_cov_ub`"), at_least(-1e9);
+        /// Share of the tokens of a minibatch that kl_cov penalises, those of largest covariance; one at least.
+        kl_cov_ratio: f64 = 0.0002, source("verl `kl_cov_ratio`"), above(0.0), at_most(1.0);
+        /// Weight of the penalty of kl_cov, on the absolute log-ratio.
+        ppo_kl_coef: f64 = 0.1, source("verl `ppo_kl_coef`"), at_least(0.0);
+        /// Weight of the penalty of dro, on half the square of the log-ratio.
+        dro_beta: Option<f64> = None, absent("none"), source("verl `dro_beta`"), above(0.0);
         /// SAPO's temperature for advantages above 0.
         sapo_temperature_pos: f64 = 1.0, trl, above(0.0);
         /// SAPO's temperature for the other advantages.

@@ -96,7 +96,9 @@ macro_rules! run {
         rollout_cuda_graphs: bool = false;
         /// Longest prompt plus completion. Less saves memory for keys and values and cuts completions off. Sequences of
         /// more than 32768 tokens need it, unless `max_prompt_length` is set or completions alone may take more than
-        /// 16384.
+        /// 16384. With `environment_factory` or `agent`, the default has room for one more `max_completion_length`: for
+        /// the text of `reset`, or for the agent's own prompts. Longer ones take the room of completions, so set it
+        /// then.
         max_model_len: Option<usize> = None,
             absent("what the dataset and `max_completion_length` need, within the model's limit"),
             source("vLLM `max_model_len`"), also(&["vllm_max_model_length"]),
@@ -147,9 +149,10 @@ macro_rules! run {
         /// Where reward functions run: slow ones, those that execute programs or ask a model, are spread over many
         /// hosts on `workers`.
         rewards_on: RewardsOn = RewardsOn::Run, keeps_results;
-        /// Share of the prompts that a second worker, or this host, completes again. A worker whose tokens or log-probs
-        /// differ is dropped, and its completions that no step has used are made again. A larger share finds a wrong
-        /// worker sooner.
+        /// Share of the prompts that a second worker, or this host, is to complete again. A worker whose tokens or
+        /// log-probs differ is dropped, and its completions that no step has used are made again. A larger share finds
+        /// a wrong worker sooner. Fewer prompts are checked than this says: a check is left out where new weights come
+        /// before it was made, where completions have tokens of several versions, and where 64 others wait.
         verify_share: f64 = 0.01, at_least(0.0), at_most(1.0), keeps_results;
         /// Seconds without a new token after which the prompts of a worker are given to others. A small number loses
         /// less time to a stuck worker, a large one wastes less work of a slow worker.

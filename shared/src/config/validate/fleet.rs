@@ -17,6 +17,10 @@ impl TrainConfig {
         };
         endpoint.check(guards).map_err(|e| ConfigError::Value(e.to_string()))?;
         ensure!(
+            endpoint.port != 0,
+            "`listen` {endpoint}: workers cannot know the port that 0 stands for; name a free one, such as 7447"
+        );
+        ensure!(
             self.store_format != StoreFormat::Rounded || self.can_round(),
             "`store_format` rounded is for workers that compute alike, with the packed kernels on a CPU: leave it out"
         );
@@ -87,6 +91,15 @@ mod tests {
         refused("`listen`: `7447` is no endpoint", |c| listen(c, "7447"));
         accepted(|c| listen(c, "tcp/127.0.0.1:7447"));
         accepted(|c| listen(c, "tcp/[::1]:7447"));
+    }
+
+    #[test]
+    fn a_port_that_workers_cannot_know_is_refused() {
+        refused("`listen` tcp/127.0.0.1:0: workers cannot know the port", |c| listen(c, "tcp/127.0.0.1:0"));
+        refused("`listen` tls/[::1]:0: workers cannot know the port", |c| {
+            listen(c, "tls/[::1]:0");
+            (c.tls_certificate, c.tls_private_key) = (Some("cert.pem".into()), Some("key.pem".into()));
+        });
     }
 
     #[test]

@@ -68,6 +68,12 @@ impl TrainConfig {
         for (key, reason) in spec.required {
             ensure!(self.is_set(key), "`loss_type` {name} needs `{key}`: {reason}");
         }
+        ensure!(
+            self.clip_cov_lb < self.clip_cov_ub,
+            "`clip_cov_lb` {} must be below `clip_cov_ub` {}: clip_cov drops tokens of a covariance between the two",
+            self.clip_cov_lb,
+            self.clip_cov_ub
+        );
         if let Some(delta) = self.delta {
             ensure!(
                 spec.options.contains(&"delta"),
@@ -158,7 +164,7 @@ impl TrainConfig {
 mod tests {
     use super::*;
     use crate::config::{
-        ImportanceSamplingLevel, KlEstimator, MultiObjectiveAggregation, ScaleRewards,
+        Choice, ImportanceSamplingLevel, KlEstimator, MultiObjectiveAggregation, ScaleRewards,
         validate::testing::{accepted, refused},
     };
 
@@ -240,9 +246,12 @@ mod tests {
 
     #[test]
     fn ratio_and_reduction_must_fit_the_loss() {
-        for loss_type in [LossType::Vanilla, LossType::Gspo, LossType::VerlCispo, LossType::GeoMean, LossType::Gpg] {
+        refused("`clip_cov_lb` 5 must be below `clip_cov_ub` 5", |c| c.clip_cov_lb = 5.0);
+        refused("`loss_type` dro needs `dro_beta`", |c| c.loss_type = LossType::Dro);
+        let of_verl = LossType::ALL.iter().copied().filter(|loss| loss.spec().verl.is_some());
+        for loss_type in of_verl {
             let config = move |c: &mut TrainConfig| {
-                c.loss_type = loss_type;
+                (c.loss_type, c.dro_beta) = (loss_type, Some(1.0));
                 c.importance_sampling_level = ImportanceSamplingLevel::Sequence;
             };
             refused("`importance_sampling_level` sequence", config);

@@ -39,13 +39,14 @@ impl TrainConfig {
         self.problems().into_iter().next().map_or(Ok(()), Err)
     }
 
-    /// All faults: options that are missing or out of their bounds. If there are none, the first invalid combination in
-    /// each subject.
+    /// All faults: options that are missing or out of their bounds, and the first invalid combination in each subject.
+    /// Combinations of values out of their bounds are not looked at.
     #[must_use]
     pub fn problems(&self) -> Vec<ConfigError> {
         let mut list = self.missing();
-        list.extend(self.out_of_bounds());
-        if !list.is_empty() {
+        let out_of_bounds = self.out_of_bounds();
+        if !out_of_bounds.is_empty() {
+            list.extend(out_of_bounds);
             return list;
         }
         let checks = [
@@ -68,7 +69,8 @@ impl TrainConfig {
             Self::check_schedule,
             Self::check_fleet,
         ];
-        checks.iter().filter_map(|check| check(self).err()).collect()
+        list.extend(checks.iter().filter_map(|check| check(self).err()));
+        list
     }
 
     /// Whether an option has another value than its default.

@@ -52,6 +52,9 @@ impl TrainConfig {
              tokens already",
             reduction.about()
         );
+        for (key, reason) in self.loss_type.spec().advised {
+            warn_if!(!self.is_set(key), "`{key}` has its default with `loss_type` {}: {reason}", self.loss_type);
+        }
         warn_if!(
             self.num_iterations > 4,
             "`num_iterations` {} goes over each batch many times; the ratios may drift far",
@@ -308,7 +311,7 @@ mod tests {
     #[test]
     fn every_remark_names_its_option() {
         type Change = fn(&mut TrainConfig);
-        let cases: [(&str, Change); 34] = [
+        let cases: [(&str, Change); 35] = [
             ("temperature", |c| c.temperature = 1.2),
             ("temperature", |c| c.temperature = 0.5),
             ("num_generations", |c| c.num_generations = 2),
@@ -337,6 +340,7 @@ mod tests {
             ("kl_estimator", |c| {
                 (c.beta, c.kl_estimator, c.use_kl_in_reward) = (0.1, Some(KlEstimator::K2), true);
             }),
+            ("epsilon", |c| c.loss_type = LossType::DppoKl),
             ("num_iterations", |c| c.num_iterations = 8),
             ("lr_scheduler_type", |c| (c.warmup_steps, c.lr_scheduler_type) = (5, LrSchedulerType::Constant)),
             ("warmup_steps", |c| (c.warmup_steps, c.max_steps) = (5, Some(5))),

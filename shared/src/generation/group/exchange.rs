@@ -85,7 +85,8 @@ impl Messages {
 pub struct Exchange {
     /// The messages of the completion, with the roles `assistant` and `tool`.
     pub messages: Messages,
-    /// The text of the environment that was appended to the last user message of the prompt (TRL's `reset`).
+    /// The text of the environment (TRL's `reset`), which is at the end of the prompt's last user message, or of its
+    /// last message where none is the user's.
     pub opening: Option<String>,
     /// Why the episode ended.
     pub end: EpisodeEnd,

@@ -11,10 +11,11 @@ section! {
     /// The rows of `eval_dataset`.
     metric EVAL_PROMPTS = "eval_prompts" { unit: Count, source: "Tandem" }
 
-    /// Prompts of which every completion has a score of the first reward function; without reward functions, of the
-    /// environment of its row. The others are left out of `avg@{k}` and `pass@{k}`.
+    /// Prompts that the first reward function could judge; without reward functions, the environment of their row.
+    /// Those on which it failed, or from which it abstained altogether, are left out of `avg@{k}` and `pass@{k}`. Of
+    /// the others, completions from which it abstained count as not correct.
     ///
-    /// As `eval_prompts`. Fewer: a reward failed or abstained; `tandem eval` says why.
+    /// As `eval_prompts`. Fewer: a reward failed or abstained; `tandem eval` says which of the two, and on how many.
     metric EVAL_SCORED_PROMPTS = "eval_scored_prompts" { unit: Count, source: "Tandem" }
 
     /// Prompts of which a completion has no score, or no reward, because an environment or a reward function failed. A

@@ -42,8 +42,9 @@ section! {
 
     /// Prompts that were made again elsewhere (`verify_share`) and came out the same.
     ///
-    /// `verify_share` times the prompts of a step; 0 with `verify_share` 0 and while a single worker is there that
-    /// nobody can check.
+    /// At most `verify_share` times the prompts of a step; 0 with `verify_share` 0. Less where steps are short: a check
+    /// is left out where new weights come before it was made, and where 64 others wait. The host of the run makes the
+    /// checks of a single worker.
     metric FLEET_VERIFIED = "fleet/verified" { unit: Count, source: "Tandem", when: "`listen`" }
 
     /// Prompts that were made again elsewhere and came out as something else.
@@ -55,14 +56,15 @@ section! {
 
     /// Bytes written to the store of the weights.
     ///
-    /// Those of a version, less where only changes are written.
+    /// Those of a version, and of the differences that lead to it; 0 where workers read versions in the run directory.
     metric FLEET_STORED_BYTES = "fleet/stored_bytes" {
         unit: Bytes, source: "Tandem", when: "`listen`", chart: FLEET_BYTES "written"
     }
 
     /// Bytes that all workers together fetched from it.
     ///
-    /// `fleet/stored_bytes` times `fleet/workers`. More: workers came anew and fetched everything.
+    /// Usually at most `fleet/stored_bytes` times `fleet/workers`: a worker fetches a difference where one leads from
+    /// the version that it has, and the whole version otherwise; more where workers came anew or were behind.
     metric FLEET_FETCHED_BYTES = "fleet/fetched_bytes" {
         unit: Bytes, source: "Tandem", when: "`listen`", chart: FLEET_BYTES "fetched"
     }

@@ -76,7 +76,7 @@ section! {
         unit: Share, source: "TRL", when: "`loss_type` cispo", chart: CLIPPED "capped"
     }
 
-    /// Mean weight φ of a completion.
+    /// Mean weight φ of a completion that has a gradient. TRL averages over all.
     ///
     /// Around 1. Near 0: the policy is so far from the sampler that hardly anything is learnt.
     metric VESPO_PHI_SEQ_MEAN = "vespo/phi_seq_mean" { unit: Number, source: "TRL", when: "`loss_type` vespo" }
@@ -90,19 +90,24 @@ section! {
     }
 
     /// Share of tokens that verl counts as clipped: verl_cispo those outside the clip range, whatever their advantage;
-    /// geo_mean those outside it with a positive advantage.
+    /// geo_mean those outside it with a positive advantage; dppo_tv and dppo_kl those that have moved too far, and
+    /// clip_cov those that it has drawn. Of completions with a gradient, except with geo_mean and clip_cov; verl counts
+    /// the others too.
     ///
     /// As `clip_ratio/low_mean`. TRL has no metric of this definition.
     metric ACTOR_PG_CLIPFRAC = "actor/pg_clipfrac" {
-        unit: Share, source: "verl", when: "`loss_type` verl_cispo or geo_mean", chart: CLIPPED "clipped (verl)"
+        unit: Share, source: "verl", when: "`loss_type` verl_cispo, geo_mean, dppo_tv, dppo_kl or clip_cov",
+            chart: CLIPPED "clipped (verl)"
     }
 
     /// Share of tokens with a negative advantage that the second bound `clip_ratio_c` clips (vanilla), or that lie
-    /// outside the clip range (geo_mean).
+    /// outside the clip range (geo_mean). With dppo_tv and dppo_kl, share of the tokens with a gradient that weigh
+    /// `clip_ratio_c` and not their ratio.
     ///
-    /// Near 0 with vanilla: the second bound is for ratios that have run away.
+    /// Near 0, except with geo_mean: the second bound is for ratios that have run away.
     metric ACTOR_PG_CLIPFRAC_LOWER = "actor/pg_clipfrac_lower" {
-        unit: Share, source: "verl", when: "`loss_type` vanilla or geo_mean", chart: CLIPPED "lower (verl)"
+        unit: Share, source: "verl", when: "`loss_type` vanilla, geo_mean, dppo_tv or dppo_kl",
+            chart: CLIPPED "lower (verl)"
     }
 
     /// KL divergence of the policy from the old one, as the mean of `old_logprobs − logprobs` over the completions that

@@ -18,8 +18,9 @@ section! {
     /// Falls as prompts are solved. At 0 there is nothing to learn from.
     metric REWARD_STD = "reward_std" { unit: Points, source: "TRL" }
 
-    /// Share of completions in groups whose completions all earned the same. Such a group has no advantage and does not
-    /// train the policy.
+    /// Share of completions in groups whose completions all earned the same. Such a group has no advantage, so
+    /// its rewards do not train the policy; a KL term does, and the entropy bonus, and the
+    /// penalty of `loss_type` dro or kl_cov.
     ///
     /// Below a half. Near 1 from the start: the prompts are far too hard or a reward is constant; near 1 later: they
     /// are too easy by now. `dynamic_sampling` replaces such groups.

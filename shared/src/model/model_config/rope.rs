@@ -14,6 +14,12 @@ pub enum RopeScaling {
         /// The divisor.
         factor: f64,
     },
+    /// `rope_type: dynamic` (transformers `_compute_dynamic_ntk_parameters`): frequencies change beyond the model's
+    /// `max_position_embeddings`, which no sequence exceeds here.
+    Dynamic {
+        /// How much further than the model's own length its sequences would reach.
+        factor: f64,
+    },
     /// `rope_type: llama3` (transformers `_compute_llama3_parameters`).
     Llama3 {
         /// Divisor of the lowest frequencies.
@@ -76,6 +82,7 @@ impl RopeScaling {
     pub(super) fn apply(&self, pair: usize, frequency: f64, rope: Rope, long: bool) -> f64 {
         match self {
             Self::Linear { factor } => frequency / factor,
+            Self::Dynamic { .. } => frequency,
             Self::Proportional { share, factor } => {
                 // Rounded down, as in transformers.
                 if pair < (share * rope.dim as f64 / 2.0) as usize { frequency / factor } else { 0.0 }
@@ -116,7 +123,7 @@ impl RopeScaling {
 
     fn attention_factor(&self) -> f64 {
         match self {
-            Self::Linear { .. } | Self::Llama3 { .. } | Self::Proportional { .. } => 1.0,
+            Self::Linear { .. } | Self::Dynamic { .. } | Self::Llama3 { .. } | Self::Proportional { .. } => 1.0,
             Self::Yarn { attention_factor, .. } | Self::LongRope { attention_factor, .. } => *attention_factor,
         }
     }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::*;
 
 /// A small valid configuration with some keys replaced; null removes a key's meaning, as in transformers.
-fn config_with(changes: &Value) -> Result<ModelConfig, String> {
+pub(super) fn config_with(changes: &Value) -> Result<ModelConfig, String> {
     let mut config = json!({
         "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 256,
@@ -329,8 +329,9 @@ fn whatever_changes_the_mathematics_is_refused_with_key_and_value() {
         (json!({"rope_scaling": {"type": "linear", "factor": 0.0}}), "rope_scaling.factor", "0"),
         (json!({"use_bidirectional_attention": true}), "use_bidirectional_attention", "true"),
         (json!({"is_causal": false}), "is_causal", "false"),
-        (json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}), "rope_scaling.rope_type", "\"yarn\""),
-        (json!({"rope_parameters": {"rope_type": "dynamic"}}), "rope_parameters.rope_type", "\"dynamic\""),
+        (json!({"rope_scaling": {"rope_type": "yarn"}}), "rope_scaling.factor", "missing"),
+        (json!({"rope_parameters": {"rope_type": "dynamic"}}), "rope_parameters.factor", "missing"),
+        (json!({"rope_scaling": {"rope_type": "longrope"}}), "rope_scaling.rope_type", "\"longrope\""),
         (json!({"rope_scaling": {"type": "mrope", "mrope_section": [16]}}), "rope_scaling.type", "\"mrope\""),
         (json!({"rope_scaling": {"factor": 2.0}}), "rope_scaling", "{\"factor\":2.0}"),
         (
@@ -424,67 +425,6 @@ fn missing_keys_are_named() {
     assert_eq!(error, "config.json: `rope_scaling.factor` is missing");
     assert!(ModelConfig::from_json("[]").unwrap_err().to_string().contains("not an object"));
     assert!(ModelConfig::from_json("{").unwrap_err().to_string().contains("not a valid config.json"));
-}
-
-#[test]
-fn llama3_scaling_has_its_three_bands() {
-    let scaling = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192});
-    let change = json!({"head_dim": 128, "rope_theta": 5e5, "rope_scaling": scaling});
-    let scaled = config_with(&change).unwrap().inverse_frequencies(Rotary::Global);
-    let plain = config_with(&json!({"head_dim": 128, "rope_theta": 5e5})).unwrap().inverse_frequencies(Rotary::Global);
-    assert_eq!(scaled.len(), 64);
-    // Llama 3.1's own figures: wavelengths up to 2048 are kept, those from 8192 on divided by 8.
-    for (i, (scaled, plain)) in scaled.iter().zip(&plain).enumerate() {
-        let wavelength = std::f64::consts::TAU / plain;
-        let ratio = scaled / plain;
-        match i {
-            0..=28 => assert!(wavelength < 2048.0 && ratio == 1.0, "{i}"),
-            29..=34 => assert!((2048.0..8192.0).contains(&wavelength) && ratio < 1.0 && ratio > 0.125, "{i}"),
-            _ => assert!(wavelength > 8192.0 && ratio == 0.125, "{i}"),
-        }
-    }
-    // Halfway between the bands (at 8192 / wavelength = 2.5), the result is the mean of both ends.
-    let half = 2.5 * std::f64::consts::TAU / 8192.0;
-    let scaling = config_with(&change).unwrap().rope_scaling.unwrap();
-    let rope = rope::Rope { dim: 128, theta: 5e5 };
-    assert!((scaling.apply(0, half, rope, false) / half - (0.5 / 8.0 + 0.5)).abs() < 1e-12);
-}
-
-#[test]
-fn rotary_tables_are_the_cosines_and_sines_of_the_angles() {
-    let config = config_with(&json!({"head_dim": 4, "rope_theta": 100.0})).unwrap();
-    assert_eq!(config.inverse_frequencies(Rotary::Global), [1.0, 0.1]);
-    let (cos, sin) = config.rotary_tables(Rotary::Global, 3);
-    let angles = [0.0_f64, 0.0, 1.0, 0.1, 2.0, 0.2];
-    assert_eq!(cos, angles.map(|a| a.cos() as f32));
-    assert_eq!(sin, angles.map(|a| a.sin() as f32));
-}
-
-#[test]
-fn a_scaling_that_is_not_applied_says_how_to_do_without_it() {
-    let told = |changes: Value| config_with(&changes).unwrap_err();
-    let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768});
-    for (key, way_out) in [
-        ("rope_scaling", "remove `rope_scaling` in"),
-        ("rope_parameters", "let `rope_parameters.rope_type` be \"default\" in"),
-    ] {
-        let text = told(json!({key: yarn}));
-        assert!(
-            text.contains("so without it the model is another one; only where a model was trained without it,")
-                && text.contains("within the original 32768 tokens")
-                && text.contains(way_out)
-                && text.contains("set `max_position_embeddings` to 32768"),
-            "{text}"
-        );
-    }
-    let text = told(json!({"max_position_embeddings": 4096, "rope_scaling": {"type": "dynamic", "factor": 2.0}}));
-    assert!(text.contains("within the original 4096 tokens it changes nothing"), "{text}");
-    let longrope = json!({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]});
-    let text = told(json!({"original_max_position_embeddings": 2048, "rope_scaling": longrope}));
-    assert!(text.contains("only where every `short_factor` is 1") && text.contains("to 2048"), "{text}");
-    let text = told(json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}));
-    assert!(text.contains("within the original `original_max_position_embeddings` tokens"), "{text}");
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! Remarks for the user on what the files of a model say of generation.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::{GenerationConfig, ModelDir};
+use crate::RopeScaling;
 
 /// Keys of `generation_config.json` that change what transformers' `generate` writes, each with the number that changes
 /// nothing, if there is one. Temperature and the usual truncations are not among them: every command has its own.
@@ -35,11 +36,52 @@ pub(super) fn not_followed(generation: &Value) -> Vec<&'static str> {
     keys.map(|(key, _)| key).collect()
 }
 
+/// Keys that say how positions are turned, those of all types together: transformers 5.23 and the families here.
+const ROPE_KEYS: [&str; 21] = [
+    "rope_type",
+    "type",
+    "rope_theta",
+    "factor",
+    "original_max_position_embeddings",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+    "truncate",
+    "low_freq_factor",
+    "high_freq_factor",
+    "short_factor",
+    "long_factor",
+    "short_mscale",
+    "long_mscale",
+    "partial_rotary_factor",
+    "mrope_section",
+    "mrope_interleaved",
+    "llama_4_scaling_beta",
+];
+
+/// The keys among rotary positions in a `config.json` that no type of them has: misspelt ones.
+pub(super) fn unknown_rope_keys(config: &Value) -> Vec<String> {
+    let text = config.get("text_config").unwrap_or(config);
+    let sections =
+        ["rope_scaling", "rope_parameters"].into_iter().filter_map(|name| Some((name, text[name].as_object()?)));
+    let unknown = |(name, section): (&str, &Map<String, Value>)| {
+        // A section for each type of layer.
+        let nested = section.values().filter_map(Value::as_object);
+        let own = section.iter().filter(|(_, value)| !value.is_object()).map(|(key, _)| key);
+        let keys: Vec<&String> = own.chain(nested.flat_map(Map::keys)).collect();
+        let unknown = keys.into_iter().filter(|key| !ROPE_KEYS.contains(&key.as_str()));
+        unknown.map(|key| format!("{name}.{key}")).collect::<Vec<_>>()
+    };
+    sections.flat_map(unknown).collect()
+}
+
 impl ModelDir {
     /// Remarks for the user before completions are made.
     #[must_use]
     pub fn remarks_on_generation(&self) -> Vec<String> {
-        let mut remarks = self.remarks_on_ends();
+        let mut remarks = self.remarks();
         let keys: Vec<String> = self.generation.not_followed.iter().map(|key| format!("`{key}`")).collect();
         if !keys.is_empty() {
             remarks.push(format!(
@@ -51,9 +93,29 @@ impl ModelDir {
         remarks
     }
 
-    /// Remarks for the user on end-of-sequence tokens.
+    /// Remarks for the user on what a model says of itself.
     #[must_use]
-    pub fn remarks_on_ends(&self) -> Vec<String> {
+    pub fn remarks(&self) -> Vec<String> {
+        let mut remarks = self.remarks_on_ends();
+        let unknown: Vec<String> = self.unknown_rope_keys.iter().map(|key| format!("`{key}`")).collect();
+        if !unknown.is_empty() {
+            let keys = unknown.join(", ");
+            remarks
+                .push(format!("{}: config.json has {keys}, which nothing reads: is it misspelt?", self.path.display()));
+        }
+        if let Some(RopeScaling::Dynamic { .. }) = self.config.rope_scaling {
+            remarks.push(format!(
+                "{}: rotary positions of type `dynamic` change beyond `max_position_embeddings`, so no sequence has \
+                 more than {} tokens here: completions end there, and longer prompts are refused",
+                self.path.display(),
+                self.config.max_position_embeddings
+            ));
+        }
+        remarks
+    }
+
+    /// Remarks on end-of-sequence tokens.
+    pub(super) fn remarks_on_ends(&self) -> Vec<String> {
         let GenerationConfig { eos_token_ids, eos_without_id, eos_beyond, .. } = &self.generation;
         let folder = self.adapter().unwrap_or(self.path()).display();
         let mut remarks: Vec<String> = eos_without_id
@@ -86,6 +148,20 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn misspelt_keys_of_rotary_positions_are_named() {
+        let yarn = json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fst": 3}});
+        assert_eq!(unknown_rope_keys(&yarn), ["rope_scaling.beta_fst"]);
+        let layers = json!({"text_config": {"rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_teta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}}});
+        assert_eq!(unknown_rope_keys(&layers), ["rope_parameters.rope_teta"]);
+        for known in
+            [json!({}), json!({"rope_scaling": null}), json!({"rope_scaling": {"type": "linear", "factor": 2}})]
+        {
+            assert!(unknown_rope_keys(&known).is_empty(), "{known}");
+        }
+    }
 
     #[test]
     fn keys_with_an_effect_are_named() {

@@ -256,6 +256,22 @@ class Odd:
           x: Little indented.
             Deeper.
         """
+
+    def d(self, x: int, y: str, z: float = 0.5, w: int = 1):
+        """Has types.
+
+        Args:
+            x (int): The first line
+                goes on (as it may): with a colon.
+                more (int): Deeper, so no argument.
+            y (`str`, *optional*):
+                Late.
+            z(float, defaults to 0.5): Close to its type.
+            w  (): Has brackets with nothing in them (choices: [1, 2])
+
+        Returns:
+            str: A text.
+        """
 "#;
     let mut sources = sources(&std::env::temp_dir());
     let folder = tempfile::tempdir().unwrap();
@@ -274,4 +290,9 @@ class Odd:
     assert_eq!(functions[1]["description"], "Begins late.");
     assert_eq!(functions[1]["return"], json!({"type": "integer", "description": "A number\n    of two lines."}));
     assert_eq!(functions[2]["parameters"]["properties"]["x"]["description"], "Little indented. Deeper.");
+    let properties = &functions[3]["parameters"]["properties"];
+    let first = "The first line goes on (as it may): with a colon. more (int): Deeper, so no argument.";
+    let descriptions = ["x", "y", "z", "w"].map(|name| properties[name]["description"].as_str().unwrap());
+    assert_eq!(descriptions, [first, "Late.", "Close to its type.", "Has brackets with nothing in them"]);
+    assert_eq!(properties["w"]["enum"], json!([1, 2]));
 }

@@ -88,7 +88,10 @@ impl Scheduler {
         }
         let seconds = now.duration_since(lease.given).as_secs_f64();
         self.usual_s = Some(self.usual_s.map_or(seconds, |usual| usual + NEWEST_SHARE * (seconds - usual)));
-        if let Some(class) = self.workers[&lease.worker].class {
+        let worker = &self.workers[&lease.worker];
+        // A check knows weights by their version alone.
+        let can_be_checked = !lease.is_of_old_weights && worker.has_weights_of(&self.edition);
+        if let Some(class) = worker.class.filter(|_| can_be_checked) {
             let own = self.options.class;
             // Only the packed kernels make the same bits whatever else they have to do.
             let is_exact = class == own && class.kernels == Kernels::Packed;

@@ -40,12 +40,12 @@ impl Scheduler {
             return;
         }
         let (places, version) = (worker.places(), worker.version());
-        let same_class = worker.class == Some(self.options.class);
+        let makes_checks = worker.class == Some(self.options.class) && worker.has_weights_of(&self.edition);
         let held: usize =
             self.active(number).map(|id| self.leases[&id].samples.len() - self.leases[&id].made.len()).sum();
         let mut room = self.quota(number, held, now).min(places * 3 / 2).saturating_sub(held);
         while room > 0
-            && same_class
+            && makes_checks
             && let Some(check) = self.checks.next_for(number, version, now)
         {
             let samples: BTreeSet<u32> = check.request.samples.iter().copied().collect();
@@ -92,7 +92,9 @@ impl Scheduler {
     fn lease(&mut self, worker: u64, request: u64, samples: BTreeSet<u32>, check: Option<Check>, given: Instant) {
         let id = self.number();
         let (made, withdrawn, doubled) = (Vec::new(), false, false);
-        self.leases.insert(id, Lease { worker, request, samples, made, withdrawn, given, doubled, check });
+        let is_of_old_weights = self.workers[&worker].has_lost_weights(&self.edition);
+        let lease = Lease { worker, request, samples, made, withdrawn, given, doubled, check, is_of_old_weights };
+        self.leases.insert(id, lease);
     }
 
     /// The part of all open samples that a worker should hold, so that all workers are done at the same time.

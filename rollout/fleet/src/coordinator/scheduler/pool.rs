@@ -13,7 +13,7 @@ use shared::{
 use super::Scheduler;
 use crate::{
     coordinator::registry::{Standing, Worker},
-    messages::class_in_words,
+    messages::{class_in_words, host_of},
 };
 
 /// How long a worker whose connection is gone keeps its leases: a link that is cut for a moment costs no work.
@@ -22,6 +22,21 @@ const GRACE: Duration = Duration::from_secs(5);
 const MOST_WORKERS: usize = 4096;
 /// Reasons of refused calls that are counted separately.
 pub(super) const MOST_REASONS: usize = 16;
+
+/// The workers that wrong completions keep out: those of a name, or all of a host where the name has the process. No
+/// `--name` can be mistaken for a host.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Banned {
+    Name(String),
+    Host(String),
+}
+
+impl Banned {
+    /// Those that a worker of this name belongs to.
+    fn of(name: &str) -> Self {
+        host_of(name).map_or_else(|| Self::Name(name.to_owned()), |host| Self::Host(host.to_owned()))
+    }
+}
 
 impl Scheduler {
     /// Counts a call that was refused before the scheduler saw it.
@@ -40,9 +55,8 @@ impl Scheduler {
 
     /// The reason why a worker is refused; `None` if it is not.
     pub(super) fn refuses(&self, report: &Report) -> Option<String> {
-        if let Some(reason) = self.banned.get(&report.name) {
-            let advice = "mend it and give it another --name";
-            return Some(format!("a worker of the name {} was dropped: {reason}; {advice}", report.name));
+        if let Some(reason) = self.why_banned(report) {
+            return Some(reason);
         }
         let build = env!("CARGO_PKG_VERSION");
         if report.build != build {
@@ -55,6 +69,24 @@ impl Scheduler {
             class_in_words(class),
             class_in_words(self.options.class)
         ))
+    }
+
+    /// The reason why a worker is refused because one of its name, or of its host, has made wrong completions. Workers
+    /// of that host which joined before may stay: their completions are checked as before.
+    fn why_banned(&self, report: &Report) -> Option<String> {
+        let banned = Banned::of(&report.name);
+        let reason = self.banned.get(&banned)?;
+        match banned {
+            Banned::Name(name) => {
+                let advice = "mend it and give it another --name";
+                Some(format!("a worker of the name {name} was dropped: {reason}; {advice}"))
+            }
+            Banned::Host(host) => {
+                let is_at_work = self.workers.get(&report.worker).is_some_and(Worker::is_welcome);
+                let advice = "mend the host, and give its workers a --name";
+                (!is_at_work).then(|| format!("a worker on {host} was dropped: {reason}; {advice}"))
+            }
+        }
     }
 
     /// Notes that a worker is refused. A caller without a name only asks, and is no worker.
@@ -154,7 +186,8 @@ impl Scheduler {
         ids.len()
     }
 
-    /// Drops a worker. With `wrong`, nothing that it has made is trusted either.
+    /// Drops a worker. With `wrong`, nothing that it has made is trusted either, its reason names the steps that were
+    /// given some of it, and it is refused when it is started again.
     pub(super) fn drop_worker(&mut self, number: u64, reason: String, wrong: bool) {
         self.withdraw(number);
         if wrong {
@@ -162,17 +195,18 @@ impl Scheduler {
             self.leases.retain(|_, lease| lease.worker != number);
         }
         let Some(worker) = self.workers.get_mut(&number).filter(|worker| worker.dropped().is_none()) else { return };
-        if wrong {
-            tracing::error!("worker {} is dropped: {reason}", worker.name);
-            let steps = worker.trained_steps();
-            if !steps.is_empty() {
-                tracing::error!("steps that were given completions of worker {}: {}", worker.name, steps.join(", "));
-            }
-            self.banned.insert(worker.name.clone(), reason.clone());
-        } else {
+        if !wrong {
             tracing::warn!("worker {} leaves: {reason}", worker.name);
+            worker.drop_it(Standing::Dropped { reason, wrong });
+            return;
         }
-        worker.drop_it(Standing::Dropped { reason, wrong });
+        let told = match worker.trained_steps() {
+            Some(steps) => format!("{reason}; steps that were given its completions: {steps}"),
+            None => reason.clone(),
+        };
+        tracing::error!("worker {} is dropped: {told}", worker.name);
+        self.banned.insert(Banned::of(&worker.name), reason);
+        worker.drop_it(Standing::Dropped { reason: told, wrong });
     }
 
     /// The announced edition, if a worker finds something else in its place, and the worker's finding.

@@ -347,9 +347,11 @@ fn convertible(a: &Value, b: &Value) -> bool {
     CONVERSIONS.contains(&factor) || factor.to_string().trim_end_matches('0') == "1"
 }
 
-/// Whether the letter at the end of `a` might be a unit of the number `b`.
+/// Whether the letter at the end of `a` might be a unit of the number `b`, or all its letters together one of the same
+/// number.
 fn maybe_unit(a: &Quantity, b: &Quantity) -> bool {
-    a.ends_in_letter && b.value.as_f64().is_some()
+    let is_same = || a.before_letters.as_ref().is_some_and(|number| number.same(&b.value) == Some(true));
+    b.value.as_f64().is_some() && (a.ends_in_letter || is_same())
 }
 
 /// Significant digits from which a decimal number may be what a program printed of a double.

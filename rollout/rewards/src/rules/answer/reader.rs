@@ -57,6 +57,8 @@ pub(super) struct Quantity {
     pub grouped: bool,
     /// Whether it ends in a single letter, which might be a unit.
     pub ends_in_letter: bool,
+    /// The number before letters with powers and quotients that might be a unit all together, as in `9.8 m/s^2`.
+    pub before_letters: Option<Value>,
 }
 
 /// Reads an answer. A leading comma separates nothing.
@@ -272,14 +274,37 @@ fn quantity(tokens: &[Token]) -> Option<Answer> {
         }
         _ => 0,
     };
+    let signs = expression.len() - unsigned.len();
+    let number = || scalar::value(&expression[..=signs]).map(|(value, _)| value);
+    let before_letters = matches!(unsigned, [Token::Number { .. }, rest @ ..] if is_unit_of_letters(rest));
     Some(Answer::Quantity(Quantity {
         digits,
+        before_letters: before_letters.then(number).flatten(),
         value,
         suffix,
         decimals,
         grouped: has_groups(expression),
         ends_in_letter: used > 1 && matches!(expression.last(), Some(Token::Word(word)) if word.chars().count() == 1),
     }))
+}
+
+/// Whether what follows a number is one letter after the other, with powers behind them and fraction bars between them.
+fn is_unit_of_letters(rest: &[Token]) -> bool {
+    let mut left = rest;
+    while let [token, after @ ..] = left {
+        left = match (token, after) {
+            (Token::Word(letter), _) if letter.chars().count() == 1 => after,
+            (Token::Symbol('/'), [Token::Word(_), ..]) if left.len() < rest.len() => after,
+            (Token::Symbol('^'), [Token::Number { text, .. }, after @ ..]) if text == "2" || text == "3" => after,
+            (Token::Symbol('^'), [open, Token::Number { text, .. }, close, after @ ..])
+                if open.is('{') && close.is('}') && (text == "2" || text == "3") =>
+            {
+                after
+            }
+            _ => return false,
+        };
+    }
+    matches!(rest, [Token::Word(_), ..])
 }
 
 /// Whether what follows a number is the rest of scientific notation: `e19` or `\cdot 10^{19}`.

@@ -127,8 +127,22 @@ fn a_conversation_that_goes_on_from_an_earlier_turn_keeps_its_ids_and_is_a_path_
     let [whole, fork] = [0, 1].map(|at| &record.paths[at].conversation);
     assert_eq!((whole.episode().turns(), fork.episode().turns()), (2, 1), "what is shared is of one path alone");
     assert_eq!(fork.prompt_ids()[..], first[..]);
+    let written = |of_row: &[u32]| [0, 1].map(|at| record.paths[at].written(of_row));
+    assert_eq!(written(&[1]), [Some(whole.prompt_ids().len()), None], "a branch has no prompt of its agent's own");
+    assert_eq!(written(whole.prompt_ids()), [None, None], "the dataset is looked over for the row's prompt");
     let (prompt, said_since) = (fork.prompt().to_vec(), fork.messages().to_vec());
     assert_eq!((prompt.len(), said_since.len()), (2, 2), "{prompt:?} {said_since:?}");
+}
+
+#[test]
+fn ids_that_tell_a_conversation_in_another_way_are_no_prompt_of_the_agents_own() {
+    let bench = Bench::new(300);
+    let begin = |ids: &[u32]| bench.sample.begin_ids(&bench.samples.dialogue, ids, false).unwrap();
+    let _ = bench.end(begin(&[10, 11]), "5");
+    let again = begin(&[10, 11, 12, 13]);
+    assert!(again.at.is_none() && again.path.is_branch && again.path.written(&[1]).is_none());
+    let other = begin(&[11, 10]);
+    assert!(other.at.is_none() && other.path.written(&[1]) == Some(2));
 }
 
 #[test]
@@ -202,7 +216,7 @@ fn what_forces_an_answer_is_refused_by_the_name_of_its_field() {
             named: Vec::new(),
             seed: None,
             stop_token_ids: Vec::new(),
-            grammar: Some(grammar::Asked { field, grammar }),
+            grammar: Some(grammar::Asked { field, grammar, parts: Vec::new() }),
             constraint: None,
         };
         let error = bench.sample.adopt(&mut asked).unwrap_err();

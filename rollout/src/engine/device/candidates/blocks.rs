@@ -88,7 +88,7 @@ impl BlockPlan {
             return Err(RowError::overflow(params));
         }
         self.log_total = reference.ln();
-        self.rule = if params.repetition_penalty != 1.0 || limit < summary.width {
+        self.rule = if params.penalised() || limit < summary.width {
             Rule::Whole
         } else if params.greedy() {
             self.blocks.extend(summary.maxima.iter().position(|&m| m == self.max).map(|b| b as u32));

@@ -7,6 +7,8 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value as Json};
 
+/// The keyword of a schema that has options of llguidance.
+pub(super) const OPTIONS: &str = "x-guidance";
 /// Keywords of a schema that restrict no value.
 const REMARKS: [&str; 12] = [
     "$schema",
@@ -20,7 +22,7 @@ const REMARKS: [&str; 12] = [
     "deprecated",
     "readOnly",
     "strict",
-    "x-guidance",
+    OPTIONS,
 ];
 /// Keywords of the arguments' own schema that are followed or restrict nothing that is written: arguments that the
 /// schema does not name are never written.
@@ -90,12 +92,15 @@ pub(super) fn of(schema: &Json, place: Place) -> Result<Vec<Argument>, String> {
     properties.iter().map(argument).collect()
 }
 
-/// References lead to definitions of the whole schema.
+/// References lead to definitions of the whole schema, and options stand at its top.
 fn with_definitions(mut own: Json, whole: &Json) -> Json {
     for word in ["$defs", "definitions"] {
         if let (Some(own), Some(definitions)) = (own.as_object_mut(), whole.get(word)) {
             own.insert(word.into(), definitions.clone());
         }
+    }
+    if let (Some(own), Some(options)) = (own.as_object_mut(), whole.get(OPTIONS)) {
+        own.entry(OPTIONS).or_insert_with(|| options.clone());
     }
     own
 }
@@ -233,6 +238,10 @@ mod tests {
         for (argument, (key, required, value)) in all.into_iter().zip(expected) {
             assert_eq!(argument, Argument { key: key.into(), required, value });
         }
+        let options = json!({ "coerce_one_of": true });
+        let schema = json!({ "properties": { "a": { "type": "integer" } }, "x-guidance": options });
+        let expected = Value::Json(json!({ "type": "integer", "x-guidance": options }));
+        assert_eq!(of(&schema, Place::Tag).unwrap()[0].value, expected);
         let refused = |schema: Json, place: Place| of(&schema, place).unwrap_err();
         assert!(refused(json!({ "minProperties": 1 }), Place::Tag).contains("`minProperties`"));
         assert!(refused(json!({ "required": ["x"] }), Place::List).contains("`x` is required"));

@@ -14,7 +14,7 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 
-use self::arguments::{Argument, Place};
+use self::arguments::{Argument, OPTIONS, Place};
 use super::Format;
 use crate::ChatTemplate;
 
@@ -209,11 +209,16 @@ impl Grammar<'_> {
         Ok(())
     }
 
-    /// A rule for JSON that follows a schema, with the blanks that `json.dumps` writes or without.
+    /// A rule for JSON that follows a schema, with the blanks that `json.dumps` writes or without. Of the schema's own
+    /// options only `coerce_one_of` is kept: the others are about blanks.
     fn json(&mut self, rule: &str, mut schema: Value) {
+        const MEANING: &str = "coerce_one_of";
         if let Some(schema) = schema.as_object_mut() {
-            let blanks = json!({ "whitespace_flexible": false, "item_separator": ", ?", "key_separator": ": ?" });
-            schema.insert("x-guidance".into(), blanks);
+            let mut options = json!({ "whitespace_flexible": false, "item_separator": ", ?", "key_separator": ": ?" });
+            if let Some(own) = schema.get(OPTIONS).and_then(|own| own.get(MEANING)) {
+                options[MEANING] = own.clone();
+            }
+            schema.insert(OPTIONS.into(), options);
         }
         self.rule(rule, &format!("%json {schema}"));
     }

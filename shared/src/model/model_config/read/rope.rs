@@ -61,51 +61,56 @@ impl Reader<'_> {
         let rope = Reader { section, fields: &fields };
         rope.expect("partial_rotary_factor", |v| v.as_f64() == Some(1.0), WHOLE_HEAD)?;
         let theta = self.theta(&rope, "rope_theta", 1e4)?;
-        let name = if rope.get("rope_type").is_some() { "rope_type" } else { "type" };
-        let scaling = match rope.get(name).and_then(Value::as_str) {
-            Some("yarn") => Some(rope.yarn()?),
-            _ => self.scaling(&rope)?,
-        };
         let query_scaling = match rope.number("llama_4_scaling_beta")? {
             None => None,
             Some(beta) if beta.is_finite() => {
-                Some(QueryScaling { beta, original_max_position_embeddings: rope.whole(ORIGINAL)? })
+                Some(QueryScaling { beta, original_max_position_embeddings: self.whole_original(&rope)? })
             }
             Some(beta) => return Err(rope.bad("llama_4_scaling_beta", format!("must be finite, found {beta}"))),
         };
-        Ok(Ropes { global: (theta, scaling), rope_local_theta: None, query_scaling })
+        Ok(Ropes { global: (theta, self.scaling(&rope)?), rope_local_theta: None, query_scaling })
     }
 
-    /// A size that some files write as 16384.0.
-    fn whole(&self, key: &str) -> Result<usize, ConfigJsonError> {
-        let number = self.positive(key)?;
+    /// Context length of the original training. It is looked for where transformers' `standardize_rope_params` does: at
+    /// the top level, in the section, and last in `max_position_embeddings`.
+    fn original(&self, rope: &Reader<'_>) -> Result<f64, ConfigJsonError> {
+        match self.size(ORIGINAL)? {
+            Some(n) => Ok(n as f64),
+            None if rope.get(ORIGINAL).is_some() => rope.positive(ORIGINAL),
+            None => Ok(self.required_size("max_position_embeddings")? as f64),
+        }
+    }
+
+    /// As [`Self::original`], where some files write 16384.0.
+    fn whole_original(&self, rope: &Reader<'_>) -> Result<usize, ConfigJsonError> {
+        let number = self.original(rope)?;
         if number.fract() == 0.0 && number <= super::MOST as f64 {
             return Ok(number as usize);
         }
-        Err(self.bad(key, format!("must be a whole number of at most {}, found {number}", super::MOST)))
+        Err(rope.bad(ORIGINAL, format!("must be a whole number of at most {}, found {number}", super::MOST)))
     }
 
-    /// As in transformers' `_compute_yarn_parameters`; `self` is the section.
-    fn yarn(&self) -> Result<RopeScaling, ConfigJsonError> {
-        let factor = self.positive("factor")?;
+    /// As in transformers' `_compute_yarn_parameters`.
+    fn yarn(&self, rope: &Reader<'_>) -> Result<RopeScaling, ConfigJsonError> {
+        let factor = rope.positive("factor")?;
         let mscale = |scale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 };
-        let attention_factor = match self.number("attention_factor")? {
-            Some(_) => self.positive("attention_factor")?,
-            None => match (self.number("mscale")?, self.number("mscale_all_dim")?) {
+        let attention_factor = match rope.number("attention_factor")? {
+            Some(_) => rope.positive("attention_factor")?,
+            None => match (rope.number("mscale")?, rope.number("mscale_all_dim")?) {
                 (Some(one), Some(all)) if one != 0.0 && all != 0.0 => mscale(one) / mscale(all),
                 _ => mscale(1.0),
             },
         };
-        let turns = |key: &str, default: f64| match self.number(key)? {
-            Some(turns) if turns != 0.0 => self.positive(key),
+        let turns = |key: &str, default: f64| match rope.number(key)? {
+            Some(turns) if turns != 0.0 => rope.positive(key),
             _ => Ok(default),
         };
         Ok(RopeScaling::Yarn {
             factor,
             beta_fast: turns("beta_fast", 32.0)?,
             beta_slow: turns("beta_slow", 1.0)?,
-            truncate: self.flag("truncate", true)?,
-            original_max_position_embeddings: self.positive(ORIGINAL)?,
+            truncate: rope.flag("truncate", true)?,
+            original_max_position_embeddings: self.original(rope)?,
             attention_factor,
         })
     }
@@ -191,6 +196,7 @@ impl Reader<'_> {
             Some(RopeScaling::Proportional { share, factor: number("factor")? })
         } else {
             full.expect("partial_rotary_factor", |v| v.as_f64() == Some(1.0), WHOLE_HEAD)?;
+            full.refuse_yarn()?;
             self.scaling(&full)?
         };
         Ok(((self.theta(&full, "rope_theta", 1e6)?, scaling), self.theta(&sliding, "rope_theta", 1e6)?))
@@ -213,7 +219,9 @@ impl Reader<'_> {
         full.extend(scaling);
         let sliding = Reader { section: SLIDING, fields: &sliding };
         sliding.expect("rope_type", |v| v.as_str() == Some("default"), "supported for windows: default")?;
-        let rope = self.rope_of(&Reader { section, fields: &full }, "rope_theta", 1e6)?;
+        let full = Reader { section, fields: &full };
+        full.refuse_yarn()?;
+        let rope = self.rope_of(&full, "rope_theta", 1e6)?;
         let (local, _) = self.rope_of(&sliding, "rope_local_base_freq", 1e4)?;
         Ok((rope, local))
     }
@@ -268,26 +276,34 @@ impl Reader<'_> {
                 let section = Value::Object(rope.fields.clone());
                 Err(self.unsupported(rope.section, &section, "the key `rope_type` is missing"))
             }
-            Some(v) if v.as_str() == Some("default") => Ok(None),
-            Some(v) if v.as_str() == Some("linear") => {
-                Ok(Some(RopeScaling::Linear { factor: rope.positive("factor")? }))
-            }
-            Some(v) if v.as_str() == Some("llama3") => self.llama3(rope).map(Some),
-            Some(v) => Err(rope.unsupported(name, v, &self.way_out_of_scaling(v, rope))),
+            Some(v) => match v.as_str() {
+                Some("default") => Ok(None),
+                Some("linear") => Ok(Some(RopeScaling::Linear { factor: rope.positive("factor")? })),
+                Some("dynamic") => Ok(Some(RopeScaling::Dynamic { factor: rope.positive("factor")? })),
+                Some("llama3") => self.llama3(rope).map(Some),
+                Some("yarn") => self.yarn(rope).map(Some),
+                _ => Err(rope.unsupported(name, v, &self.way_out_of_scaling(v, rope))),
+            },
         }
     }
 
-    /// What to do about a scaling that is not supported. If the scaling was added for longer sequences to a model that
-    /// was trained without it, sequences within the original context length need none.
+    /// In families with a section for each type of layer: the factor on cosines and sines would be that of the layers
+    /// with full attention alone, and here it is that of all layers.
+    fn refuse_yarn(&self) -> Result<(), ConfigJsonError> {
+        let hint = "in this family, whose layers with a window have positions of their own, there is no YaRN";
+        let key = if self.get("rope_type").is_some() { "rope_type" } else { "type" };
+        self.expect(key, |v| v.as_str() != Some("yarn"), hint)
+    }
+
+    /// What to do about a scaling that is not supported.
     fn way_out_of_scaling(&self, name: &Value, rope: &Reader<'_>) -> String {
-        const SUPPORTED: &str = "supported rope types: default, linear, llama3";
+        const SUPPORTED: &str = "supported rope types: default, linear, dynamic, llama3, and yarn where all layers \
+                                 turn alike";
+        if !matches!(name.as_str(), Some("longrope" | "su")) {
+            return SUPPORTED.into();
+        }
         let stated = |reader: &Reader<'_>| reader.get(ORIGINAL).and_then(Value::as_u64);
         let original = stated(rope).or_else(|| stated(self));
-        // As in transformers, `dynamic` starts at the end of the model's own length.
-        let original = match name.as_str() {
-            Some("dynamic") => original.or_else(|| self.get("max_position_embeddings").and_then(Value::as_u64)),
-            _ => original,
-        };
         let length = original.map_or_else(|| format!("`{ORIGINAL}` tokens"), |n| format!("{n} tokens"));
         let limit = original.map_or_else(|| "that number".to_owned(), |n| n.to_string());
         // The other section also has the base.
@@ -297,31 +313,14 @@ impl Reader<'_> {
             let key = if rope.get("rope_type").is_some() { "rope_type" } else { "type" };
             format!("let `{}.{key}` be \"default\"", rope.section)
         };
-        let how = format!("{without} in config.json and set `max_position_embeddings` to {limit}");
-        match name.as_str() {
-            Some("dynamic") => format!("{SUPPORTED}; within the original {length} it changes nothing: {how}"),
-            Some("yarn") => format!(
-                "{SUPPORTED}; YaRN has other frequencies and another attention factor at every length, so without it \
-                 the model is another one; only where a model was trained without it, and it was added to reach \
-                 further, sequences within the original {length} do without it: {how}; otherwise take a model without \
-                 it"
-            ),
-            Some("longrope" | "su") => format!(
-                "{SUPPORTED}; only where every `short_factor` is 1, sequences within the original {length} do almost \
-                 without it: {how}; otherwise take a model without it"
-            ),
-            _ => SUPPORTED.into(),
-        }
+        format!(
+            "{SUPPORTED}, and longrope in Phi; only where every `short_factor` is 1, sequences within the original \
+             {length} do almost without it: {without} in config.json and set `max_position_embeddings` to {limit}; \
+             otherwise take a model without it"
+        )
     }
 
-    /// The original context length is looked for where transformers' `standardize_rope_params` does: at the top level,
-    /// in the section, and last in `max_position_embeddings`.
     fn llama3(&self, rope: &Reader<'_>) -> Result<RopeScaling, ConfigJsonError> {
-        let original = match self.size(ORIGINAL)? {
-            Some(n) => n as f64,
-            None if rope.get(ORIGINAL).is_some() => rope.positive(ORIGINAL)?,
-            None => self.required_size("max_position_embeddings")? as f64,
-        };
         let (low, high) = (rope.positive("low_freq_factor")?, rope.positive("high_freq_factor")?);
         if high <= low {
             let problem = format!("({high}) must be greater than low_freq_factor ({low})");
@@ -331,7 +330,7 @@ impl Reader<'_> {
             factor: rope.positive("factor")?,
             low_freq_factor: low,
             high_freq_factor: high,
-            original_max_position_embeddings: original,
+            original_max_position_embeddings: self.original(rope)?,
         })
     }
 }
