@@ -64,6 +64,9 @@ pub fn hint(key: &str) -> Option<&'static str> {
 }
 
 /// Runs `tandem import-config`. The account goes to stderr.
+///
+/// Where `tandem train` would refuse keys, the file is written without them, to be completed. The command then fails,
+/// so that no chain of commands goes on to train.
 pub fn run(args: &Args) -> Result<ExitCode> {
     if let Some(path) = args.output.as_ref().filter(|path| path.exists()) {
         bail!("{}: there is such a file; name another with --output, or remove it", path.display());
@@ -79,7 +82,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Some(path) => atomic::write_output(path, toml.as_bytes()).with_context(|| path.display().to_string())?,
     }
     output::tell((imported.account() + &imported.doubts()).trim_end());
-    Ok(ExitCode::SUCCESS)
+    Ok(if imported.translation.refused.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Refuses TOML of another system, which `tandem train` would take for its own.

@@ -38,6 +38,21 @@ fn what_is_written_is_a_run_toml_and_every_key_is_accounted_for() {
     assert!(other.stderr.contains("5 keys without a counterpart"), "{}", other.stderr);
 }
 
+/// `tandem import-config trl.yaml --output run.toml && tandem train run.toml` would otherwise train something else.
+#[test]
+fn a_file_without_a_key_that_changes_the_training_is_written_and_the_command_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = dir.path().join("run.toml");
+    let text = "reward_funcs: [cosine]\nlearning_rate: 1e-6\n";
+    let found = import(dir.path(), text, &["--from", "trl", "--output", target.to_str().unwrap()]);
+    assert_eq!(found.status.code(), Some(1), "{}", found.stderr);
+    assert!(found.stderr.contains("1 key refused by `tandem train`"), "{}", found.stderr);
+    let written = fs::read_to_string(&target).unwrap();
+    assert!(written.contains("# Not taken over, and changes the training: reward_funcs.\n"), "{written}");
+    let for_programs = import(dir.path(), text, &["--from", "trl", "--json"]).success();
+    assert!(for_programs.stdout.contains("\"refused\""), "{}", for_programs.stdout);
+}
+
 #[test]
 fn wrong_input_is_refused_in_one_line() {
     let dir = tempfile::tempdir().unwrap();
