@@ -5,6 +5,7 @@
 //! none: both halves have all cores in turn, and the run repeats byte for byte.
 
 use std::{
+    env,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
 };
@@ -14,9 +15,14 @@ static OWN: AtomicUsize = AtomicUsize::new(1);
 static BORROWED: AtomicUsize = AtomicUsize::new(0);
 static SAMPLER_WAITS: AtomicBool = AtomicBool::new(false);
 
-/// Sets the learner's own threads; `None` takes every core this process may use. Returns the number.
+/// OpenMP's bound on the threads of a process. Beyond it libtorch asks for more threads than it gets, and what the
+/// missing ones should have computed in bfloat16 is left out.
+const THREAD_LIMIT: &str = "OMP_THREAD_LIMIT";
+
+/// Sets the learner's own threads; `None` takes every core this process may use. Returns the number, which is within
+/// OpenMP's bound.
 pub fn set_threads(threads: Option<usize>) -> usize {
-    let threads = threads.unwrap_or_else(all).max(1);
+    let threads = threads.unwrap_or_else(all).min(limit()).max(1);
     OWN.store(threads, Ordering::Relaxed);
     tch::set_num_threads(threads as i32);
     threads
@@ -52,9 +58,18 @@ fn threads(own: usize, borrowed: usize, sampler_waits: bool, all: usize) -> usiz
     if sampler_waits { (own + borrowed).min(all).max(own) } else { own }
 }
 
-/// Every core that this process may use.
+/// Every core that this process may use, as far as OpenMP's bound goes.
 pub fn all() -> usize {
-    thread::available_parallelism().map_or(1, usize::from)
+    thread::available_parallelism().map_or(1, usize::from).min(limit())
+}
+
+fn limit() -> usize {
+    bound(env::var(THREAD_LIMIT).ok().as_deref())
+}
+
+/// The bound that a value of the variable sets. OpenMP passes over one that is no positive number.
+fn bound(value: Option<&str>) -> usize {
+    value.and_then(|value| value.trim().parse().ok()).filter(|threads| *threads > 0).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]
@@ -67,5 +82,11 @@ mod tests {
         assert_eq!(threads(4, 4, true, 8), 8);
         assert_eq!(threads(6, 6, true, 8), 8, "they were shared before");
         assert_eq!(threads(3, 1, true, 2), 3, "what the user asked for stands");
+    }
+
+    #[test]
+    fn the_bound_of_open_mp_is_kept() {
+        assert_eq!([Some("1"), Some(" 3 ")].map(bound), [1, 3]);
+        assert_eq!([None, Some(""), Some("0"), Some("many")].map(bound), [usize::MAX; 4]);
     }
 }

@@ -196,8 +196,16 @@ pub fn remarks(groups: &[Scored], judging: Judging, is_guess: bool) -> Vec<Strin
     let highest = completions().filter_map(|c| judged(c)?.score()).fold(f64::NEG_INFINITY, f64::max);
     let beyond = (is_guess && highest > judging.correct_at + 1e-9).then(|| {
         format!(
-            "{judge} gives scores of up to {}, and accuracy counts all from {} on as correct: --correct-at names \
-             another",
+            "{judge} gives scores of up to {}, and accuracy counts all from {} on as correct: set another score \
+             with --correct-at",
+            Figure(highest),
+            Figure(judging.correct_at)
+        )
+    });
+    let short = (is_guess && 0.0 < highest && highest < judging.correct_at - 1e-9).then(|| {
+        format!(
+            "{judge} gives scores of at most {}, and accuracy counts those from {} on as correct: set another score \
+             with --correct-at",
             Figure(highest),
             Figure(judging.correct_at)
         )
@@ -219,7 +227,7 @@ pub fn remarks(groups: &[Scored], judging: Judging, is_guess: bool) -> Vec<Strin
             groups.len()
         )
     });
-    beyond.into_iter().chain(of_completions).chain(of_prompts).collect()
+    beyond.or(short).into_iter().chain(of_completions).chain(of_prompts).collect()
 }
 
 /// Whether a completion is correct; `None` if it has no score.
@@ -450,14 +458,19 @@ mod tests {
         assert_eq!(
             told,
             [
-                "`correctness` gives scores of up to 2, and accuracy counts all from 1 on as correct: --correct-at \
-                 names another",
+                "`correctness` gives scores of up to 2, and accuracy counts all from 1 on as correct: set another \
+                 score with --correct-at",
                 "of 4 completions, the 1 from which `correctness` abstained count as not correct",
                 "of 2 prompts, accuracy leaves out the 1 from whose completions `correctness` abstained altogether",
             ]
         );
         assert_eq!(remarks(&groups, judging, false), told[1..]);
         assert_eq!(remarks(&groups, Judging { correct_at: 2.0, ..judging }, true), told[1..]);
+        let short = remarks(&groups, Judging { correct_at: 3.0, ..judging }, true);
+        assert!(
+            short[0].starts_with("`correctness` gives scores of at most 2, and accuracy counts those"),
+            "{short:?}"
+        );
         let played = of_environments(vec![conversed(0, EpisodeEnd::Stop, [NotApplicable, NotApplicable])]);
         let told = remarks(&[played], judging, true);
         assert!(told.len() == 1 && told[0].contains("completions the environment abstained"), "{told:?}");

@@ -73,6 +73,9 @@ pub struct Row {
     /// The best checkpoint, with `metric_for_best_model`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub best: Option<Best>,
+    /// Whether settings are compared by `metric_for_best_model`.
+    #[serde(skip)]
+    pub has_metric: bool,
     /// Seconds of all steps.
     pub seconds: f64,
 }
@@ -103,6 +106,7 @@ impl Row {
             reward_first: rewards.map(|(first, _)| first),
             reward_last: rewards.map(|(_, last)| last),
             best: config.metric_for_best_model.as_ref().map(|_| Best::of(&dir)).transpose()?.flatten(),
+            has_metric: config.metric_for_best_model.is_some(),
             // `sum` of no floats is -0.
             seconds: records.iter().filter_map(|record| record.get(STEP_TIME)).fold(0.0, |all, one| all + one),
         })
@@ -111,7 +115,7 @@ impl Row {
     /// The figure by which settings are compared, of a run that has its result: the value of the best checkpoint with
     /// `metric_for_best_model`, else the mean reward of the last steps.
     pub fn figure(&self) -> Option<f64> {
-        let value = self.best.as_ref().map_or(self.reward_last, |best| Some(best.value));
+        let value = if self.has_metric { self.best.as_ref().map(|best| best.value) } else { self.reward_last };
         value.filter(|value| self.state.is_final() && value.is_finite())
     }
 }

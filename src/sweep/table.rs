@@ -213,6 +213,7 @@ mod tests {
             reward_first: Some(0.0),
             reward_last: Some(*figure),
             best: None,
+            has_metric: false,
             seconds: 1.0,
         };
         (figures.iter().map(setting).collect(), figures.iter().map(row).collect())

@@ -28,9 +28,9 @@ const PROGRAMS: &str = "programs";
 const AT_THE_END: [&str; 8] =
     ["readme::", "supervision::", "survives::", "ui::", "families::", "errors::", "rewards::", "structured_outputs::"];
 
-/// Threads of learners sleep where they would spin between two operations: with several runs on the same cores, each
-/// would spin in the way of another's work. A run by itself is faster with threads that spin.
-const WAIT_POLICY: (&str, &str) = ("OMP_WAIT_POLICY", "PASSIVE");
+/// Learners compute with one thread each. Several runs share the cores, and two threads on the operations of a small
+/// model take half as much processor time again as one, for waking and waiting.
+const THREAD_LIMIT: (&str, &str) = ("OMP_THREAD_LIMIT", "1");
 
 /// Runs all tests. Those of the first lane print as they run; the output of all others follows.
 ///
@@ -49,7 +49,7 @@ pub fn run(host: &Host, variable: (&str, &Path)) -> Result<()> {
             lints::with_clippy(&mut command);
         }
         if words.starts_with(&programs) {
-            command.env(WAIT_POLICY.0, WAIT_POLICY.1);
+            command.env(THREAD_LIMIT.0, THREAD_LIMIT.1);
         }
         command
     };

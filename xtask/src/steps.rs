@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::{cross, host::Host, lanes, lints, prerequisites, setup, tidy};
 
@@ -97,8 +97,7 @@ pub fn example(host: &Host, name: &str, args: &[OsString]) -> Result<()> {
     if !folder.join("main.rs").is_file() {
         bail!("{} has no main.rs; its README.md, if there is one, says how it is run", folder.display());
     }
-    setup::run(host, false)?;
-    run(programs(host, &["--example", name]))?;
+    build_with(host, &["--example", name])?;
     let mut example = host.command(host.binary(&format!("examples/{name}")));
     example.args(args);
     run(example)
@@ -117,19 +116,44 @@ pub fn build(host: &Host) -> Result<()> {
 /// # Errors
 /// When set-up or compilation fails.
 pub fn build_with(host: &Host, more: &[&str]) -> Result<()> {
-    setup::run(host, false)?;
-    run(programs(host, more))
+    if setup::is_complete(host)? {
+        setup::run(host, false)?;
+    } else {
+        set_up_beside_the_launcher(host)?;
+    }
+    run(programs(host, &PROGRAMS, more))
 }
 
-/// The build command for the programs of a run and for further targets.
+/// Runs set-up, and meanwhile compiles the launcher, which needs none of its libraries: a download waits for the
+/// network, and the cores would wait with it.
+///
+/// # Errors
+/// When either fails. A set-up that fails ends the compilation.
+fn set_up_beside_the_launcher(host: &Host) -> Result<()> {
+    let mut launcher = programs(host, &["tandem"], &[]);
+    // Two bars that draw over each other are none. That of the download stays.
+    launcher.env("CARGO_TERM_PROGRESS_WHEN", "never");
+    let mut compiling = launcher.spawn().context("cannot start cargo")?;
+    let set_up = setup::run(host, false);
+    if set_up.is_err() {
+        // It may have ended by itself.
+        let _ = compiling.kill();
+    }
+    let compiled = compiling.wait().context("cannot wait for cargo")?;
+    set_up?;
+    ensure!(compiled.success(), "the launcher does not build: {compiled}");
+    Ok(())
+}
+
+/// The build command for some of the programs of a run and for further targets.
 ///
 /// Dependencies get the features that they have in the whole workspace, and of its targets, only the named ones are
 /// built. With `--package`, dependencies would lack features that tests ask for, and `cargo xtask test` would compile
 /// them a second time.
-fn programs(host: &Host, more: &[&str]) -> Command {
+fn programs(host: &Host, names: &[&str], more: &[&str]) -> Command {
     let mut build = host.cargo();
     build.args(["build", "--release", "--locked", "--workspace"]);
-    build.args(PROGRAMS.iter().flat_map(|program| ["--bin", program])).args(more);
+    build.args(names.iter().flat_map(|name| ["--bin", name])).args(more);
     build
 }
 
@@ -228,10 +252,24 @@ mod tests {
 
     #[test]
     fn programs_have_the_features_of_the_workspace() {
-        let build = programs(&Host::current().unwrap(), &["--example", "countdown"]);
+        let build = programs(&Host::current().unwrap(), &PROGRAMS, &["--example", "countdown"]);
         let words: Vec<_> = build.get_args().map(|word| word.to_str().unwrap()).collect();
         let bins = "--bin tandem --bin rollout --bin learner --example countdown";
         assert_eq!(words.join(" "), format!("build --release --locked --workspace {bins}"));
+    }
+
+    #[test]
+    fn a_set_up_that_fails_is_the_error_and_not_the_build_that_it_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let without_python = fake::host(dir.path(), &[]);
+        let error = format!("{:#}", build(&without_python).unwrap_err());
+        assert!(error.contains("python3"), "{error}");
+    }
+
+    #[test]
+    fn the_launcher_needs_no_library_of_the_set_up() {
+        let needs = crates(&["--package", "tandem", "--edges", "normal,build"], "{p}");
+        assert!(!needs.iter().any(|line| line.starts_with("torch-sys ")), "{needs:#?}");
     }
 
     #[test]

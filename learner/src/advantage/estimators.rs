@@ -29,7 +29,8 @@ pub fn gpg(rewards: &[Option<f64>], groups: &[usize]) -> Vec<f64> {
 }
 
 /// Reward over the group's mean, minus 1: hard prompts weigh as much as they are rarely solved (MaxRL, arXiv
-/// 2602.02710). A group whose mean is not above 0 has no such measure: advantage 0. So has a lone completion.
+/// 2602.02710). A group whose mean is not above 0 has no such measure: its
+/// advantages are 0, as is that of a lone completion.
 #[must_use]
 pub fn max_rl(rewards: &[Option<f64>], groups: &[usize]) -> Vec<f64> {
     let mut advantages = vec![0.0; rewards.len()];

@@ -109,6 +109,8 @@ fn refuse_idle(original: &TrainConfig, changed: &TrainConfig) -> anyhow::Result<
         || critic(changed) && !critic(original) && changed.critic_model.is_none();
     let acts = |option: &&OptionSpec| match option.key {
         "model" => reads_model,
+        // A critic that the run had is the one that is saved.
+        "critic_model" => critic(changed) && !critic(original),
         key => OF_TRAINING.contains(&option.section) || ALSO_OF_TRAINING.contains(&key),
     };
     let idle = OPTIONS.iter().filter(|option| before[option.key] != now[option.key] && !acts(option));

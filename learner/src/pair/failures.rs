@@ -30,6 +30,8 @@ pub struct Failures {
     pub asked: usize,
     /// Why it failed the last time, on one line.
     pub reason: String,
+    /// Conversations among those that failed for want of room, and not by a fault of an environment or agent.
+    pub without_room: usize,
 }
 
 impl Failures {
@@ -39,19 +41,22 @@ impl Failures {
         self.failed == self.asked
     }
 
-    /// Whether the last conversation has failed for want of room, and not by a fault of its environment or agent.
+    /// Whether all that failed did so for want of room.
     #[must_use]
     pub fn wants_room(&self) -> bool {
-        self.who == Who::Environments && self.reason.contains(RAISE_MAX_MODEL_LEN)
+        self.failed > 0 && self.without_room == self.failed
     }
 
     /// Says in the log of a step that it has failed.
     pub fn warn(&self, step: u64) {
-        let Self { who, failed, asked, reason } = self;
+        let Self { who, failed, asked, reason, .. } = self;
         match who {
             Who::Function(name) => tracing::warn!(
                 "step {step}: reward function `{name}` failed on {failed} of {asked} completions, the last: {reason}"
             ),
+            Who::Environments if self.wants_room() => {
+                tracing::warn!("step {step}: {failed} of {asked} conversations failed, the last: {reason}");
+            }
             Who::Environments => tracing::warn!(
                 "step {step}: the environments of {failed} of {asked} conversations failed, the last: {reason}"
             ),
@@ -106,6 +111,7 @@ pub fn of(groups: &[Placed]) -> Vec<Failures> {
         failed: lost.clone().count(),
         asked: exchanges.count(),
         reason: lost.clone().next_back().map(one_line).unwrap_or_default(),
+        without_room: lost.filter(|reason| reason.contains(RAISE_MAX_MODEL_LEN)).count(),
     };
     let names = groups.first().map_or(&[][..], |group| &group.reward_names);
     let outcomes = |function: usize| {
@@ -122,6 +128,7 @@ pub fn of(groups: &[Placed]) -> Vec<Failures> {
             failed: outcomes(function).filter(|outcome| outcome.has_failed()).count(),
             asked: outcomes(function).count(),
             reason: outcomes(function).filter_map(reason).next_back()?,
+            without_room: 0,
         })
     };
     let functions = names.iter().enumerate().filter_map(of_function);
@@ -172,8 +179,10 @@ mod tests {
             let group = Group { reward_names: vec![("judge".into(), 1.0)], ..testing::group(0, completions) };
             testing::placed(GroupId::default(), group)
         };
-        let environments =
-            |failed, reason: &str| Failures { who: Who::Environments, failed, asked: 2, reason: reason.to_owned() };
+        let environments = |failed, reason: &str| {
+            let reason = reason.to_owned();
+            Failures { who: Who::Environments, failed, asked: 2, reason, without_room: 0 }
+        };
         assert_eq!(of(&[group(vec![lost(0, Some("no maze")), lost(1, None)])]), [environments(1, "no maze")]);
         let all = of(&[group(vec![lost(0, Some("no maze")), lost(1, Some("late"))])]);
         assert_eq!(all, [environments(2, "late")]);
@@ -181,7 +190,9 @@ mod tests {
         let error = all[0].error(3, &TrainConfig::default(), &RunDir::new("run")).to_string();
         assert!(error.contains("environments of all 2 conversations of step 3 failed, the last: late"), "{error}");
         let reason = format!("no room: {RAISE_MAX_MODEL_LEN}");
-        let crowded = Failures { reason: reason.clone(), ..all[0].clone() };
+        let of_both = |first: &str| of(&[group(vec![lost(0, Some(first)), lost(1, Some(&reason))])]).remove(0);
+        assert!(!of_both("no maze").wants_room(), "an environment is at fault as well");
+        let crowded = of_both(&reason);
         for agent in [None, Some("./agent")] {
             let config = TrainConfig { agent: agent.map(str::to_owned), ..TrainConfig::default() };
             let error = crowded.error(3, &config, &RunDir::new("run")).to_string();
@@ -207,8 +218,8 @@ mod tests {
             group(&[[failed("c\n  at d"), Score(1.0)]]),
         ];
         let found = of(&dead);
-        let judge = Failures { who: function("judge"), failed: 3, asked: 3, reason: "c at d".into() };
-        let format = Failures { who: function("format"), failed: 1, asked: 3, reason: "late".into() };
+        let judge = Failures { who: function("judge"), failed: 3, asked: 3, reason: "c at d".into(), without_room: 0 };
+        let format = Failures { who: function("format"), failed: 1, asked: 3, reason: "late".into(), without_room: 0 };
         assert_eq!(found, [judge, format]);
         assert!(found[0].everywhere() && !found[1].everywhere());
         let found = of(&[group(&[[failed("a"), Score(0.0)], [NotApplicable, Score(0.0)]])]);

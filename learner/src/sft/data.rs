@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 use serde_json::Value;
-use shared::ModelDir;
+use shared::{ModelDir, RopeScaling};
 use shared_data::{Content, Values};
 
 use crate::{
@@ -97,6 +97,8 @@ pub struct Encoder {
     max_length: Option<usize>,
     /// The model's limit.
     limit: usize,
+    /// Whether positions are turned in another way from there on (`dynamic`).
+    turns_otherwise_beyond: bool,
 }
 
 impl Encoder {
@@ -116,13 +118,16 @@ impl Encoder {
             ));
         }
         let limit = model.config().max_position_embeddings;
-        Ok(Self { text, conversations: Conversations::open(model)?, eos, max_length, limit })
+        let turns_otherwise_beyond = matches!(model.config().rope_scaling, Some(RopeScaling::Dynamic { .. }));
+        let conversations = Conversations::open(model)?;
+        Ok(Self { text, conversations, eos, max_length, limit, turns_otherwise_beyond })
     }
 
     /// Reads a dataset, and reports which part of its rows is trained on.
     ///
     /// # Errors
-    /// A dataset that cannot be read, or the first unusable row, with its place and the reason.
+    /// A dataset that cannot be read, or the first unusable row, with its place and the reason. A row beyond the
+    /// model's limit is unusable where positions change there.
     pub fn read(&self, path: &Path) -> Result<Vec<Example>, LearnerError> {
         let rows = text::rows(path, |row| self.encode(row))?;
         for kind in [ExampleFormat::Plain, ExampleFormat::Messages, ExampleFormat::Conversation] {
@@ -176,6 +181,14 @@ impl Encoder {
             Some(most) => example.first(most)?,
             None => example,
         };
+        let (length, limit) = (example.prompt.len() + example.completion.len(), self.limit);
+        if self.turns_otherwise_beyond && length > limit {
+            return Err(format!(
+                "it has {length} tokens, and rotary positions of type `dynamic` are trained up to \
+                 `max_position_embeddings` ({limit}) alone; --max-length {limit} keeps the first {limit} tokens of \
+                 each row"
+            ));
+        }
         Ok(Encoded { example, kind, lost, has_both })
     }
 
@@ -383,6 +396,9 @@ mod tests {
         let (fits, _) = encode(None, row(2, limit - 2)).unwrap();
         let remark = encoder.of_long(&[long, fits]).unwrap();
         assert!(remark.starts_with(&format!("1 of 2 rows have more tokens than the {limit} positions")), "{remark}");
+        let dynamic = Encoder { turns_otherwise_beyond: true, ..Encoder::new(&model, false, None).unwrap() };
+        let refused = dynamic.read(&data).unwrap_err().to_string();
+        assert!(refused.contains("`dynamic`") && refused.contains(&format!("--max-length {limit}")), "{refused}");
         let (cut, encoder) = encode(Some(limit), row(limit - 1, 5)).unwrap();
         assert_eq!((cut.example.completion.len(), encoder.of_long(&[cut])), (1, None));
         let parts = Example { prompt: vec![1, 2], completion: vec![3, 4, 5] };

@@ -64,7 +64,7 @@ pub trait Peer: Send + Sync + 'static {
     /// An episode that has begun.
     type Episode: Send;
 
-    /// Begins an episode for a row, with a text for the end of the prompt. While it waits for a place, it calls
+    /// Begins an episode for a row, with a text for the prompt. While it waits for a place, it calls
     /// `queued` every second or so.
     fn open(
         &self,

@@ -28,7 +28,10 @@ impl Answers {
         match value {
             Value::String(text) if text.trim().is_empty() => None,
             Value::String(text) => match written::list(text) {
-                Some(any_of) => Some(Self { any_of, truth: false }),
+                Some(mut any_of) => {
+                    any_of.retain(|answer| !answer.trim().is_empty());
+                    (!any_of.is_empty()).then_some(Self { any_of, truth: false })
+                }
                 None if written::first_key(text).is_some() => None,
                 None => one(text.clone()),
             },
@@ -62,7 +65,8 @@ fn digits(number: &serde_json::Number) -> String {
 }
 
 /// Describes, for a message, the values in `columns` of `rows` from which rules can read no answer. `None` where they
-/// can read one from every row that has such a column. Nulls are reported only where all rows have nothing else.
+/// can read one from every row that has such a column. Nulls and empty texts are reported only where all rows have
+/// nothing else.
 #[must_use]
 pub fn unreadable<'a>(columns: &[&str], rows: impl IntoIterator<Item = &'a Map<String, Value>>) -> Option<String> {
     let (mut all, mut nulls) = (0, 0);
@@ -74,7 +78,7 @@ pub fn unreadable<'a>(columns: &[&str], rows: impl IntoIterator<Item = &'a Map<S
         if present.is_empty() || present.iter().any(|(_, value)| Answers::of(value).is_some()) {
             continue;
         }
-        match present.iter().find(|(_, value)| !value.is_null()) {
+        match present.iter().find(|(_, value)| !is_blank(value)) {
             Some(&(column, value)) => match found.iter_mut().find(|one| (one.0, one.1) == (column, kind(value))) {
                 Some(one) => one.3 += 1,
                 None => found.push((column, kind(value), value, 1)),
@@ -97,19 +101,24 @@ pub fn unreadable<'a>(columns: &[&str], rows: impl IntoIterator<Item = &'a Map<S
                 "column `{column}` holds {kind} in {count} of {all} rows that were looked at{others}; {reads}{way_out}"
             ))
         }
-        [] if nulls > 0 && nulls == all => {
-            Some(format!("column `{}` is null in all {all} rows that were looked at; {reads}", columns.join("` or `")))
-        }
+        [] if nulls > 0 && nulls == all => Some(format!(
+            "column `{}` is null or empty in all {all} rows that were looked at; {reads}",
+            columns.join("` or `")
+        )),
         [] => None,
     }
+}
+
+/// Whether a value is null or an empty text.
+fn is_blank(value: &Value) -> bool {
+    value.is_null() || value.as_str().is_some_and(|text| text.trim().is_empty())
 }
 
 /// The kind of a value without an answer.
 fn kind(value: &Value) -> &'static str {
     match value {
         Value::Object(_) => "mappings",
-        Value::String(text) if text.trim().is_empty() => "empty texts",
-        Value::String(_) => "mappings that are written as texts",
+        Value::String(text) if written::list(text).is_none() => "mappings that are written as texts",
         Value::Array(items) if items.is_empty() => "empty lists",
         Value::Array(items) if items.iter().all(Value::is_object) => "lists of mappings",
         _ => "lists without an answer",
@@ -120,7 +129,7 @@ fn kind(value: &Value) -> &'static str {
 fn way_out(column: &str, value: &Value) -> String {
     let object = match value {
         Value::Object(object) => object,
-        Value::String(text) if !text.trim().is_empty() => {
+        Value::String(_) => {
             return "; write the answer itself into a column of its own".to_owned();
         }
         _ => return String::new(),
@@ -151,6 +160,9 @@ mod tests {
             (json!([null, "x"]), Some(vec!["x"])),
             (json!("['4']"), Some(vec!["4"])),
             (json!("[\"4\", \"5\"]"), Some(vec!["4", "5"])),
+            (json!("['', '7']"), Some(vec!["7"])),
+            (json!("['']"), None),
+            (json!(["", "7"]), Some(vec!["7"])),
             (json!("[4, 5]"), Some(vec!["[4, 5]"])),
             (json!("{'target': 4}"), None),
             (json!({"target": "7"}), None),
@@ -184,8 +196,11 @@ mod tests {
             "column `answer` holds empty lists in 2 of 4 rows that were looked at, and mappings in 1; the rule";
         assert!(words.starts_with(expected), "{words}");
         assert!(told(&[json!([{"a": 1}])]).unwrap().contains("lists of mappings"));
-        assert!(told(&[json!(null)]).unwrap().contains("is null in all 1 rows"));
-        assert_eq!(told(&[json!(null), json!("7")]), None);
+        assert!(told(&[json!("['']")]).unwrap().contains("lists without an answer"));
+        for blank in [json!(null), json!(" ")] {
+            assert!(told(std::slice::from_ref(&blank)).unwrap().contains("is null or empty in all 1 rows"));
+            assert_eq!(told(&[blank, json!("7")]), None);
+        }
         let row = json!({"answer": null, "solution": "7"}).as_object().unwrap().clone();
         assert_eq!(unreadable(&["answer", "solution"], [&row]), None);
     }

@@ -29,7 +29,7 @@ mod written;
 
 use std::{ops::Range, sync::Arc, time::Instant};
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use shared::{Completion, Episode, Exchange, FinishReason, Logged, RewardOutcome};
 
 pub use answers::Answers;
@@ -104,6 +104,23 @@ pub struct Conversation {
     /// The text of the environment, which is at the end of the prompt's last user message, or of its last message where
     /// none is the user's.
     pub opening: Option<String>,
+}
+
+/// Messages with the first words of an environment behind the last one of the user, else behind the last one of all.
+/// This is TRL's `reset` with one difference: TRL takes the last message of all, whoever has said it.
+#[must_use]
+pub fn opened(messages: &[Value], text: Option<&str>) -> Vec<Value> {
+    let mut messages = messages.to_vec();
+    let Some(text) = text.filter(|text| !text.is_empty()) else { return messages };
+    let of_user = messages.iter().rposition(|message| message["role"] == "user");
+    let place = of_user.unwrap_or(messages.len().saturating_sub(1));
+    let Some(last) = messages.get_mut(place) else { return messages };
+    match &mut last["content"] {
+        Value::Array(parts) => parts.push(json!({ "type": "text", "text": text })),
+        Value::String(content) => content.push_str(text),
+        content => *content = text.into(),
+    }
+    messages
 }
 
 impl From<&Exchange> for Conversation {

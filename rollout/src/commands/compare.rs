@@ -84,6 +84,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let models = [opened("A", &args.a)?, opened("B", &args.b)?];
     let tools = args.tools.of_both(&models, &args.generation.rewards)?;
     let judging = args.judging.judging(&args.generation, tools.as_ref())?;
+    let is_guess = args.judging.is_guess(args.generation.rewards.functions(tools.as_ref())?.first());
     let answers = |model: &NamedModel, seed: u64| -> anyhow::Result<Vec<Scored>> {
         shared::tell!("completing the prompts with {}", model.folder().display());
         let sampling = SamplingParams { seed, ..sampling.clone() };
@@ -109,7 +110,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if failed > 0 {
         shared::tell!("warning: {}", evaluation::in_words(failed, a.len()));
     }
-    let is_guess = args.judging.is_guess(args.generation.rewards.functions(tools.as_ref())?.first());
     for (name, groups) in [("A", &a), ("B", &b)] {
         for remark in evaluation::remarks(groups, judging, is_guess) {
             shared::tell!("warning: {name}: {remark}");

@@ -60,8 +60,8 @@ pub struct JudgingFlags {
           value_parser = clap::value_parser!(u32).range(1..))]
     pub num_generations: u32,
     /// A completion is correct when the first reward function gives at least this, or without functions the environment
-    /// of its row [default: 1.5 for correctness (the right number, however written), the full score of every other
-    /// function, 1 for an environment]
+    /// of its row [default: 1.5 for correctness (the right number, however written), the full score of the other
+    /// built-in functions, 1 for a function of your own and for an environment]
     #[arg(long, env = "TANDEM_CORRECT_AT", value_name = "SCORE", allow_negative_numbers = true)]
     pub correct_at: Option<f64>,
 }

@@ -282,7 +282,7 @@ fn completion(text: &mut String, row: &Map<String, Value>, decode: &dyn Fn(&[u32
         return said(text, "completion", words("completion").unwrap_or_default());
     };
     if let Some(opening) = words("opening") {
-        said(text, "environment, at the end of the prompt", opening);
+        said(text, "environment, in the prompt", opening);
     }
     let lengths: Vec<u64> = list(row, "branch_messages").filter_map(Value::as_u64).collect();
     if let Some(others) = row.get("branches").filter(|_| lengths.is_empty()) {
@@ -494,7 +494,7 @@ mod tests {
         });
         let mut text = String::new();
         completion(&mut text, row.as_object().unwrap(), &|_| None);
-        let expected = "\nprompt:\n  2+3?\n\nenvironment, at the end of the prompt:\n  Room 1\n\npolicy, reward \
+        let expected = "\nprompt:\n  2+3?\n\nenvironment, in the prompt:\n  Room 1\n\npolicy, reward \
                         0.5:\n  calls add {\"a\":2}\n\ntool add:\n  5\n\npolicy:\n  It is 5.\n\nreward at the \
                         end: 1.0\n\nconversation: 2 turns, 1 \
                         call, of which 0 failed; ended by deadline: late";

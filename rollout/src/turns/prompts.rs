@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use serde_json::{Map, Value, json};
+pub use rollout_rewards::opened;
+use serde_json::{Map, Value};
 use shared::config::RAISE_MAX_MODEL_LEN;
 
 use crate::{
@@ -60,23 +61,6 @@ pub fn environment_row(row: &PromptRow) -> Map<String, Value> {
     columns
 }
 
-/// Messages with the first words of an environment behind the last one of the user, else behind the last one of all.
-/// This is TRL's `reset` with one difference: TRL takes the last message of all, whoever has said it.
-#[must_use]
-pub fn opened(messages: &[Value], text: Option<&str>) -> Vec<Value> {
-    let mut messages = messages.to_vec();
-    let Some(text) = text.filter(|text| !text.is_empty()) else { return messages };
-    let of_user = messages.iter().rposition(|message| message["role"] == "user");
-    let place = of_user.unwrap_or(messages.len().saturating_sub(1));
-    let Some(last) = messages.get_mut(place) else { return messages };
-    match &mut last["content"] {
-        Value::Array(parts) => parts.push(json!({ "type": "text", "text": text })),
-        Value::String(content) => content.push_str(text),
-        content => *content = text.into(),
-    }
-    messages
-}
-
 /// Why a conversation whose prompt has `length` tokens with the first words of its environment cannot begin.
 #[must_use]
 pub fn without_room(length: usize, limits: Limits) -> Option<String> {
@@ -129,6 +113,8 @@ impl RoomRemark {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]

@@ -39,7 +39,7 @@ choices! {
         VerlCispo = "verl_cispo",
         /// verl's `geo_mean`: the clipped ratios' geometric mean over a sequence; mean over sequences (GMPO).
         GeoMean = "geo_mean" | "gmpo",
-        /// Plain policy gradient, `−logprob × advantage`; token mean over the update (GPG).
+        /// verl's `gpg`: plain policy gradient, `−logprob × advantage`; token mean over the update (GPG).
         Gpg = "gpg",
         /// verl's `dppo_tv`: log-prob weighted by the detached ratio (at most `clip_ratio_c`), without the tokens whose
         /// probability has moved by more than `epsilon` down or `epsilon_high` up, in the direction of their advantage;
@@ -166,7 +166,7 @@ pub const OUTSIDE: LossMetric = LossMetric::of_clipping(metrics::ACTOR_PG_CLIPFR
 /// Clipped or dropped, as verl counts it, whatever the advantage, so tokens without a gradient have no known value.
 pub const OUTSIDE_ANY: LossMetric = LossMetric::of_marked(metrics::ACTOR_PG_CLIPFRAC);
 
-/// Weighted with the largest ratio that may weigh, whatever the advantage.
+/// The ratio is above the cap of the factor on the log-prob, whatever the advantage.
 pub const CAPPED: LossMetric = LossMetric::of_marked(metrics::ACTOR_PG_CLIPFRAC_LOWER);
 
 /// The clipped surrogate of TRL, whose loss types differ in the reduction. Other TRL losses inherit from it the fields
@@ -201,6 +201,19 @@ const VERL: LossSpec = LossSpec {
     options: &["epsilon", "epsilon_high"],
     ..SURROGATE
 };
+
+/// What the losses of DPPO have in common.
+const DPPO: LossSpec = LossSpec {
+    log_ratio_bound: VERL_BOUND,
+    metrics: &[OUTSIDE_ANY, CAPPED],
+    options: &["epsilon", "epsilon_high", "clip_ratio_c"],
+    advised: &[DPPO_CAP],
+    ..VERL
+};
+
+/// Why DPPO wants another cap than the dual clip.
+const DPPO_CAP: (&str, &str) =
+    ("clip_ratio_c", "it caps the ratio that weighs a log-prob, and rare tokens pass 3 soon; 20 is usual");
 
 /// verl's bound of a log-ratio.
 const VERL_BOUND: Option<f64> = Some(20.0);
@@ -339,28 +352,25 @@ impl LossType {
                 title: "DPPO, total variation",
                 about: "log-prob weighted by the detached ratio, within a bound on the change of probability",
                 source: "arXiv 2602.04879; verl `dppo_tv`",
-                log_ratio_bound: VERL_BOUND,
-                metrics: &[OUTSIDE_ANY, CAPPED],
-                options: &["epsilon", "epsilon_high", "clip_ratio_c"],
                 verl: Some("dppo_tv"),
                 recipe: &["epsilon=0.15", "epsilon_high=0.2", "clip_ratio_c=20"],
-                ..VERL
+                ..DPPO
             },
             Self::DppoKl => &LossSpec {
                 title: "DPPO, KL",
                 about: "log-prob weighted by the detached ratio, within a bound on the divergence at the token",
                 source: "arXiv 2602.04879; verl `dppo_kl`",
-                log_ratio_bound: VERL_BOUND,
-                metrics: &[OUTSIDE_ANY, CAPPED],
-                options: &["epsilon", "epsilon_high", "clip_ratio_c"],
                 verl: Some("dppo_kl"),
-                advised: &[(
-                    "epsilon",
-                    "it bounds a KL divergence, for which 0.2 is far too wide; 0.02, and 0.05 for `epsilon_high`, are \
-                     usual",
-                )],
+                advised: &[
+                    (
+                        "epsilon",
+                        "it bounds a KL divergence, for which 0.2 is far too wide; 0.02, and 0.05 for \
+                         `epsilon_high`, are usual",
+                    ),
+                    DPPO_CAP,
+                ],
                 recipe: &["epsilon=0.02", "epsilon_high=0.05", "clip_ratio_c=20"],
-                ..VERL
+                ..DPPO
             },
             Self::ClipCov => &LossSpec {
                 title: "Clip-Cov",

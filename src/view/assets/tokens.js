@@ -174,7 +174,7 @@ const Tokens = (() => {
       return [el('p', { class: 'soft', text: `Branch ${index + 1} of ${branches.length}, with the reward ${Format.number(reward)} that all of them share` }), ...own];
     });
     const parts = [...headed, ...shown.slice(first)];
-    return opening ? [block('environment, at the end of the prompt', true, textBlock(opening)), ...parts] : parts;
+    return opening ? [block('environment, in the prompt', true, textBlock(opening)), ...parts] : parts;
   };
 
   return { view, prompt, messages, textBlock, turnsOf };

@@ -44,6 +44,14 @@ pub fn run(host: &Host, cuda: bool) -> Result<()> {
     Ok(())
 }
 
+/// Whether nothing is missing in `.native/` for the CPU.
+///
+/// # Errors
+/// Where nothing can be fetched for this platform.
+pub fn is_complete(host: &Host) -> Result<bool> {
+    Ok(missing(host, false)?.is_empty())
+}
+
 /// Components that are neither the user's own nor in place. Without `cuda`, the CUDA build is acceptable as well.
 fn missing(host: &Host, cuda: bool) -> Result<Vec<Component>> {
     if host.own_libtorch.is_some() && host.own_onnxruntime.is_some() {

@@ -24,9 +24,12 @@ impl Config<'_> {
         (head_dim as f64 * share) as usize
     }
 
-    fn original(&self, rope: &Map<String, Value>) -> f64 {
+    /// Context length of the original training: Phi-3 has a default of its own, and others take the longest sequence.
+    fn original(&self, family: &str, rope: &Map<String, Value>) -> f64 {
         let key = "original_max_position_embeddings";
-        self.fields.get(key).or(rope.get(key)).and_then(Value::as_f64).unwrap_or(4096.0)
+        let stated = [self.fields.get(key), rope.get(key)].into_iter().flatten().find_map(Value::as_f64);
+        let default = || if family == "phi3" { 4096.0 } else { self.number("max_position_embeddings", 0.0) };
+        stated.unwrap_or_else(default)
     }
 
     /// Factor on cosines and sines of YaRN and of longrope.
@@ -38,7 +41,7 @@ impl Config<'_> {
                 number("attention_factor").unwrap_or(1.0)
             }
             ("phi3", Some("longrope" | "su" | "yarn")) => {
-                let original = self.original(rope);
+                let original = self.original(family, rope);
                 let factor = self.number("max_position_embeddings", original) / original;
                 if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original.ln()).sqrt() }
             }
@@ -66,7 +69,7 @@ impl Config<'_> {
         }
         let theta = rope.get("rope_theta").and_then(Value::as_f64).unwrap_or_else(|| self.number("rope_theta", 1e4));
         let plain = frequencies(theta, self.turned(rope, head_dim));
-        Ok(Some((self.original(rope) as usize, self.divided(rope, "long_factor", &plain)?)))
+        Ok(Some((self.original(family, rope) as usize, self.divided(rope, "long_factor", &plain)?)))
     }
 
     /// Frequencies over the numbers of a list.
@@ -81,7 +84,7 @@ impl Config<'_> {
     /// How queries of Ministral 3 grow.
     pub(super) fn growth(&self, family: &str, rope: &Map<String, Value>) -> Option<(usize, f64)> {
         let factor = rope.get("llama_4_scaling_beta").and_then(Value::as_f64)?;
-        (family == "ministral3").then(|| (self.original(rope) as usize, factor))
+        (family == "ministral3").then(|| (self.original(family, rope) as usize, factor))
     }
 
     /// The frequencies of a section: its base, or else `theta`, and its scaling.
@@ -96,11 +99,6 @@ impl Config<'_> {
         let need = |key: &str| number(key).ok_or_else(|| self.wrong(format!("rotary positions lack `{key}`")));
         let kind = rope.get("rope_type").or_else(|| rope.get("type")).and_then(Value::as_str).unwrap_or("default");
         let plain = frequencies(number("rope_theta").unwrap_or(theta), head_dim);
-        let stated_or_longest = || {
-            let key = "original_max_position_embeddings";
-            let stated = self.fields.get(key).and_then(Value::as_f64).or_else(|| number(key));
-            stated.unwrap_or_else(|| self.number("max_position_embeddings", 0.0))
-        };
         match kind {
             // Within the longest sequence of the model, `dynamic` changes nothing.
             "default" | "dynamic" => Ok(plain),
@@ -109,7 +107,7 @@ impl Config<'_> {
                 Ok(plain.iter().map(|frequency| frequency / factor).collect())
             }
             "llama3" => {
-                let length = stated_or_longest();
+                let length = self.original(family, rope);
                 let (factor, low, high) = (need("factor")?, need("low_freq_factor")?, need("high_freq_factor")?);
                 let scaled = |frequency: &f64| frequency / divisor(TAU / frequency, length, factor, low, high);
                 Ok(plain.iter().map(scaled).collect())
@@ -124,7 +122,7 @@ impl Config<'_> {
             "yarn" if family == "phi3" => self.divided(rope, "short_factor", &plain),
             "yarn" => {
                 let theta = number("rope_theta").unwrap_or(theta);
-                let (factor, length) = (need("factor")?, stated_or_longest());
+                let (factor, length) = (need("factor")?, self.original(family, rope));
                 let turns = |key: &str, default: f64| number(key).filter(|turns| *turns != 0.0).unwrap_or(default);
                 let pair = |turns: f64| head_dim as f64 * (length / (turns * TAU)).ln() / (2.0 * theta.ln());
                 let (mut low, mut high) = (pair(turns("beta_fast", 32.0)), pair(turns("beta_slow", 1.0)));

@@ -108,8 +108,13 @@ mod tests {
         let failed = |count| {
             let mut record = step(4);
             record.count(metrics::REWARDS_FAILED.of("judge"), count).count(metrics::REWARDS_FAILED.of("format"), 0);
-            let failures =
-                [Failures { who: Who::Function("judge".into()), failed: 2, asked: 16, reason: "KeyError: 'x'".into() }];
+            let failures = [Failures {
+                who: Who::Function("judge".into()),
+                failed: 2,
+                asked: 16,
+                reason: "KeyError: 'x'".into(),
+                without_room: 0,
+            }];
             Failing.look(&Seen { config: &config(), record: &record, failures: &failures })
         };
         assert_eq!(failed(1), []);

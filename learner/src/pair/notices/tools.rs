@@ -97,7 +97,7 @@ impl Tools {
             if is_agent { ("agent", "") } else { ("environment", ", `episode_timeout` or `straggler_after`") };
         let known = seen.failures.iter().find(|found| found.who == Who::Environments);
         let correct = if known.is_some_and(Failures::wants_room) {
-            format!("{RAISE_MAX_MODEL_LEN} as the last one says, correct the {what}")
+            format!("{RAISE_MAX_MODEL_LEN} as the last one says")
         } else {
             format!("correct the {what}")
         };
@@ -251,7 +251,10 @@ mod tests {
         let config = TrainConfig { num_generations: 8, generation_batch_size: Some(8), ..TrainConfig::default() };
         let mut record = step(1);
         record.count(metrics::ENVIRONMENT_FAILED, 6);
-        let failures = [Failures { who: Who::Environments, failed: 6, asked: 8, reason: "e.py:f: no sea".into() }];
+        let failed = |reason: String, without_room| {
+            [Failures { who: Who::Environments, failed: 6, asked: 8, reason, without_room }]
+        };
+        let failures = failed("e.py:f: no sea".into(), 0);
         let seen = Seen { config: &config, record: &record, failures: &failures };
         let told = Tools::new(&config).look(&seen).remove(0);
         let text = "of 8 conversations 6 lost their environment to a failure, 0 were late and 0 were stragglers, the \
@@ -259,7 +262,7 @@ mod tests {
         assert_eq!(told.text, text);
         assert!(!told.remedy.contains(RAISE_MAX_MODEL_LEN), "{}", told.remedy);
         let reason = format!("no room: {RAISE_MAX_MODEL_LEN}");
-        let failures = [Failures { who: Who::Environments, failed: 6, asked: 8, reason }];
+        let failures = failed(reason, 6);
         let seen = Seen { config: &config, record: &record, failures: &failures };
         let told = Tools::new(&config).look(&seen).remove(0);
         assert!(told.remedy.contains(RAISE_MAX_MODEL_LEN), "{}", told.remedy);

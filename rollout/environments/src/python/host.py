@@ -6,7 +6,7 @@ CONFIG`. Its first line says what there is, or why it cannot begin. Then each li
 line that goes out is the answer to the request with its `id`. Answers come in any order.
 
     {"id": 1, "episode": 7, "do": "open", "environment": null, "row": {…}}
-        {"id": 1, "text": null}, or a text for the end of the prompt
+        {"id": 1, "text": null}, or a text for the prompt
     {"id": 2, "episode": 7, "do": "step", "calls": [{"name": "add", "arguments": {"a": 1, "b": 2}}]}
         {"id": 2, "replies": [{"name": "add", "content": "3", "failed": false}], "reward": null, "done": false}
     {"id": 3, "episode": 7, "do": "score"}
@@ -493,7 +493,7 @@ def texts_of(parts):
 
 
 def opening(value):
-    """The text of `reset` that is added to the last message; None if there is none."""
+    """The text of `reset` that is added to the prompt; None if there is none."""
     if is_blocks(value):
         value = "".join(texts_of(value))
     if value is not None and not isinstance(value, str):

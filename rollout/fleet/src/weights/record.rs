@@ -10,7 +10,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use shared::{
     PolicyVersion,
-    channel::fleet::Edition,
+    channel::fleet::{Difference, Edition},
     files::atomic::{self, named},
 };
 
@@ -63,13 +63,18 @@ impl Record {
         self.noted.begun.push(version);
     }
 
-    /// Notes an edition down, as the newest.
-    pub fn note(&mut self, edition: Edition) {
+    /// Notes an edition down, as the newest. If the store has it already, what leads to it from others stays known.
+    pub fn note(&mut self, mut edition: Edition) {
         let Noted { editions, begun } = &mut self.noted;
         if let Some(at) = begun.iter().position(|version| *version == edition.version) {
             begun.remove(at);
         }
-        editions.retain(|known| known.blake3 != edition.blake3);
+        if let Some(at) = editions.iter().position(|known| known.blake3 == edition.blake3) {
+            let known = editions.remove(at).expect("it was found there");
+            let is_new = |from: &Difference| !edition.differences.contains(from);
+            let more: Vec<_> = known.differences.into_iter().filter(is_new).collect();
+            edition.differences.extend(more);
+        }
         editions.push_back(edition);
     }
 

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::{RewardCompletion, RewardInput};
+use crate::{RewardCompletion, RewardInput, opened};
 
 /// What stands for the completion, and for all messages of a conversation.
 const COMPLETION: &str = "completion";
@@ -70,13 +70,13 @@ fn value(name: &str, input: &RewardInput, completion: &RewardCompletion) -> Resu
             Ok(messages.unwrap_or_else(|| completion.text.clone()))
         }
         PROMPT => {
-            let opening = conversation.and_then(|conversation| conversation.opening.as_deref()).unwrap_or_default();
-            let prompt = match input.messages.as_deref() {
+            let opening = conversation.and_then(|conversation| conversation.opening.as_deref());
+            let messages = input.messages.as_deref().map(|messages| opened(messages, opening));
+            Ok(match messages.as_deref() {
                 Some([only]) => text_of(&only["content"]),
                 Some(messages) => written(messages),
-                None => input.prompt.to_string(),
-            };
-            Ok(prompt + opening)
+                None => input.prompt.to_string() + opening.unwrap_or_default(),
+            })
         }
         column => match input.columns.get(column) {
             Some(Value::String(text)) => Ok(text.clone()),

@@ -129,7 +129,7 @@ macro_rules! learning {
         /// Cap of the unclipped ratio (two-sided clipping, INTELLECT-2).
         delta: Option<f64> = None, absent("none"), trl, above(0.0);
         /// Dual clip of `loss_type` vanilla: bound of the loss of tokens with a negative advantage. Of dppo_tv and
-        /// dppo_kl: the largest ratio that weighs a log-prob.
+        /// dppo_kl: the largest factor on a log-prob; larger ratios count as this one.
         clip_ratio_c: f64 = 3.0, source("verl `clip_ratio_c`"), above(1.0), because("it bounds a ratio");
         /// Share of the tokens of a minibatch that clip_cov drops; one at least.
         clip_cov_ratio: f64 = 0.0002, source("verl `clip_cov_ratio`"), above(0.0), at_most(1.0);

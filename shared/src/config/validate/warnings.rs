@@ -81,6 +81,13 @@ impl TrainConfig {
             "`old_policy_kl_coef` has no effect with one optimiser update per step: that begins with the old policy \
              itself"
         );
+        let is_penalty = self.loss_type.spec().moves_without_advantage;
+        warn_if!(
+            is_penalty && self.decoupled_objective && self.updates_per_step() == 1,
+            "the penalty of `loss_type` {} has no effect with one optimiser update per step: that begins with the old \
+             policy itself; with `num_iterations` 2, later updates feel it",
+            self.loss_type
+        );
         let several = self.multi_objective_aggregation;
         warn_if!(
             !several.spec().one_reward && self.is_set("lone_advantage"),
@@ -311,7 +318,7 @@ mod tests {
     #[test]
     fn every_remark_names_its_option() {
         type Change = fn(&mut TrainConfig);
-        let cases: [(&str, Change); 35] = [
+        let cases: [(&str, Change); 37] = [
             ("temperature", |c| c.temperature = 1.2),
             ("temperature", |c| c.temperature = 0.5),
             ("num_generations", |c| c.num_generations = 2),
@@ -340,7 +347,9 @@ mod tests {
             ("kl_estimator", |c| {
                 (c.beta, c.kl_estimator, c.use_kl_in_reward) = (0.1, Some(KlEstimator::K2), true);
             }),
-            ("epsilon", |c| c.loss_type = LossType::DppoKl),
+            ("epsilon", |c| (c.loss_type, c.clip_ratio_c) = (LossType::DppoKl, 20.0)),
+            ("clip_ratio_c", |c| c.loss_type = LossType::DppoTv),
+            ("num_iterations", |c| c.loss_type = LossType::KlCov),
             ("num_iterations", |c| c.num_iterations = 8),
             ("lr_scheduler_type", |c| (c.warmup_steps, c.lr_scheduler_type) = (5, LrSchedulerType::Constant)),
             ("warmup_steps", |c| (c.warmup_steps, c.max_steps) = (5, Some(5))),

@@ -37,7 +37,7 @@ pub(super) fn not_followed(generation: &Value) -> Vec<&'static str> {
 }
 
 /// Keys that say how positions are turned, those of all types together: transformers 5.23 and the families here.
-const ROPE_KEYS: [&str; 21] = [
+const ROPE_KEYS: [&str; 22] = [
     "rope_type",
     "type",
     "rope_theta",
@@ -49,6 +49,8 @@ const ROPE_KEYS: [&str; 21] = [
     "mscale",
     "mscale_all_dim",
     "truncate",
+    // Of older checkpoints with YaRN, and without an effect.
+    "finetuned",
     "low_freq_factor",
     "high_freq_factor",
     "short_factor",
@@ -106,7 +108,7 @@ impl ModelDir {
         if let Some(RopeScaling::Dynamic { .. }) = self.config.rope_scaling {
             remarks.push(format!(
                 "{}: rotary positions of type `dynamic` change beyond `max_position_embeddings`, so no sequence has \
-                 more than {} tokens here: completions end there, and longer prompts are refused",
+                 more than {} tokens here: completions end there, and longer prompts are refused or left out",
                 self.path.display(),
                 self.config.max_position_embeddings
             ));

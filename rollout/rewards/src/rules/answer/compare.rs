@@ -350,7 +350,7 @@ fn convertible(a: &Value, b: &Value) -> bool {
 /// Whether the letter at the end of `a` might be a unit of the number `b`, or all its letters together one of the same
 /// number.
 fn maybe_unit(a: &Quantity, b: &Quantity) -> bool {
-    let is_same = || a.before_letters.as_ref().is_some_and(|number| number.same(&b.value) == Some(true));
+    let is_same = || a.before_units.iter().any(|number| number.same(&b.value) == Some(true));
     b.value.as_f64().is_some() && (a.ends_in_letter || is_same())
 }
 

@@ -57,8 +57,8 @@ pub(super) struct Quantity {
     pub grouped: bool,
     /// Whether it ends in a single letter, which might be a unit.
     pub ends_in_letter: bool,
-    /// The number before letters with powers and quotients that might be a unit all together, as in `9.8 m/s^2`.
-    pub before_letters: Option<Value>,
+    /// The values before letters with powers and quotients that might be a unit all together, as in `9.8 m/s^2`.
+    pub before_units: Vec<Value>,
 }
 
 /// Reads an answer. A leading comma separates nothing.
@@ -274,12 +274,10 @@ fn quantity(tokens: &[Token]) -> Option<Answer> {
         }
         _ => 0,
     };
-    let signs = expression.len() - unsigned.len();
-    let number = || scalar::value(&expression[..=signs]).map(|(value, _)| value);
-    let before_letters = matches!(unsigned, [Token::Number { .. }, rest @ ..] if is_unit_of_letters(rest));
+    let whole = |part: &[Token]| scalar::value(part).filter(|(_, used)| *used == part.len()).map(|(value, _)| value);
     Some(Answer::Quantity(Quantity {
         digits,
-        before_letters: before_letters.then(number).flatten(),
+        before_units: before_units(expression).filter_map(whole).collect(),
         value,
         suffix,
         decimals,
@@ -288,23 +286,20 @@ fn quantity(tokens: &[Token]) -> Option<Answer> {
     }))
 }
 
-/// Whether what follows a number is one letter after the other, with powers behind them and fraction bars between them.
-fn is_unit_of_letters(rest: &[Token]) -> bool {
-    let mut left = rest;
-    while let [token, after @ ..] = left {
-        left = match (token, after) {
-            (Token::Word(letter), _) if letter.chars().count() == 1 => after,
-            (Token::Symbol('/'), [Token::Word(_), ..]) if left.len() < rest.len() => after,
-            (Token::Symbol('^'), [Token::Number { text, .. }, after @ ..]) if text == "2" || text == "3" => after,
-            (Token::Symbol('^'), [open, Token::Number { text, .. }, close, after @ ..])
-                if open.is('{') && close.is('}') && (text == "2" || text == "3") =>
-            {
-                after
-            }
-            _ => return false,
-        };
-    }
-    matches!(rest, [Token::Word(_), ..])
+/// The beginnings of an expression behind which the rest may be a unit: single letters with powers behind them, and
+/// fraction bars or signs of multiplication between them.
+fn before_units(expression: &[Token]) -> impl Iterator<Item = &[Token]> {
+    let is_letter = |token: &Token| matches!(token, Token::Word(letter) if letter.chars().count() == 1);
+    let is_power = |at: usize| {
+        let mut before = expression[..at].iter().rev().skip_while(|token| token.is('-') || token.is('{'));
+        before.next().is_some_and(|token| token.is('^'))
+    };
+    let may_be_of_unit = move |at: usize| match &expression[at] {
+        Token::Number { .. } => is_power(at),
+        token => is_letter(token) || ['*', '/', '^', '{', '}', '-'].iter().any(|symbol| token.is(*symbol)),
+    };
+    let places = (1..expression.len()).rev().take_while(move |at| may_be_of_unit(*at));
+    places.filter(move |at| is_letter(&expression[*at])).map(|at| &expression[..at])
 }
 
 /// Whether what follows a number is the rest of scientific notation: `e19` or `\cdot 10^{19}`.

@@ -99,8 +99,12 @@ fn with_definitions(mut own: Json, whole: &Json) -> Json {
             own.insert(word.into(), definitions.clone());
         }
     }
-    if let (Some(own), Some(options)) = (own.as_object_mut(), whole.get(OPTIONS)) {
-        own.entry(OPTIONS).or_insert_with(|| options.clone());
+    if let (Some(own), Some(Json::Object(options))) = (own.as_object_mut(), whole.get(OPTIONS))
+        && let Json::Object(all) = own.entry(OPTIONS).or_insert_with(|| Json::Object(Map::new()))
+    {
+        for (key, value) in options {
+            all.entry(key).or_insert_with(|| value.clone());
+        }
     }
     own
 }
@@ -238,6 +242,10 @@ mod tests {
         for (argument, (key, required, value)) in all.into_iter().zip(expected) {
             assert_eq!(argument, Argument { key: key.into(), required, value });
         }
+        let of_its_own = json!({ "properties": { "a": { "type": "integer", "x-guidance": { "lenient": false } } },
+            "x-guidance": { "coerce_one_of": true } });
+        let Value::Json(found) = of(&of_its_own, Place::List).unwrap().remove(0).value else { panic!("no JSON") };
+        assert_eq!(found["x-guidance"], json!({ "lenient": false, "coerce_one_of": true }));
         let options = json!({ "coerce_one_of": true });
         let schema = json!({ "properties": { "a": { "type": "integer" } }, "x-guidance": options });
         let expected = Value::Json(json!({ "type": "integer", "x-guidance": options }));

@@ -209,16 +209,15 @@ impl Grammar<'_> {
         Ok(())
     }
 
-    /// A rule for JSON that follows a schema, with the blanks that `json.dumps` writes or without. Of the schema's own
-    /// options only `coerce_one_of` is kept: the others are about blanks.
+    /// A rule for JSON that follows a schema, with the blanks that `json.dumps` writes or without. The schema's own
+    /// options hold beside these, so that the library looks at them.
     fn json(&mut self, rule: &str, mut schema: Value) {
-        const MEANING: &str = "coerce_one_of";
-        if let Some(schema) = schema.as_object_mut() {
-            let mut options = json!({ "whitespace_flexible": false, "item_separator": ", ?", "key_separator": ": ?" });
-            if let Some(own) = schema.get(OPTIONS).and_then(|own| own.get(MEANING)) {
-                options[MEANING] = own.clone();
-            }
-            schema.insert(OPTIONS.into(), options);
+        let blanks =
+            [("whitespace_flexible", json!(false)), ("item_separator", json!(", ?")), ("key_separator", json!(": ?"))];
+        if let Some(schema) = schema.as_object_mut()
+            && let Some(options) = schema.entry(OPTIONS).or_insert_with(|| json!({})).as_object_mut()
+        {
+            options.extend(blanks.map(|(key, value)| (key.to_owned(), value)));
         }
         self.rule(rule, &format!("%json {schema}"));
     }
